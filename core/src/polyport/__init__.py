@@ -1,0 +1,76 @@
+"""Export Hugging Face models to the runtimes they are deployed on, and run them there.
+
+The names of installed backends' exporters and configs are importable from here too
+(`from polyport import OnnxExporter`). Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from polyport.__about__ import __version__
+
+if TYPE_CHECKING:
+    from polyport.artifact import ExportedModel
+    from polyport.config import ExportConfig
+    from polyport.errors import PolyportError
+    from polyport.exporter import AutoExportConfig, AutoHfExporter, HfExporter, export
+    from polyport.metadata import ExportMetadata
+    from polyport.pipeline import ExportedComponent
+    from polyport.session import Session
+
+__all__ = [
+    "AutoExportConfig",
+    "AutoHfExporter",
+    "ExportConfig",
+    "ExportMetadata",
+    "ExportedComponent",
+    "ExportedModel",
+    "HfExporter",
+    "PolyportError",
+    "Session",
+    "__version__",
+    "export",
+]
+
+_HOMES = {
+    "AutoExportConfig": "polyport.exporter",
+    "AutoHfExporter": "polyport.exporter",
+    "ExportConfig": "polyport.config",
+    "ExportMetadata": "polyport.metadata",
+    "ExportedComponent": "polyport.pipeline",
+    "ExportedModel": "polyport.artifact",
+    "HfExporter": "polyport.exporter",
+    "PolyportError": "polyport.errors",
+    "Session": "polyport.session",
+    "export": "polyport.exporter",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    for ending in ("Exporter", "Config"):
+        if name.endswith(ending) and name != ending and name[0].isupper():
+            return _backend_class(name, name.removesuffix(ending))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _backend_class(name: str, backend: str) -> Any:
+    from polyport.errors import BackendNotInstalled
+    from polyport.session import backend_class
+
+    home = backend_class(name)
+    if home is None:
+        # by convention, the format is the class's name in lower case and comes from the distribution polyport-<format>
+        raise BackendNotInstalled(
+            f"{name} belongs to a backend that is not installed: pip install polyport-{backend.lower()}",
+            backend=backend.lower(),
+        )
+    module, attribute = home
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
