@@ -1,0 +1,214 @@
+"""Calling an exported graph the way the model is called.
+
+A :class:`Caller` is made once per component and then used for every call, so what can be prepared is prepared: a call
+walks one flat list, converts what needs converting, and checks ranks, sizes and shared axes, because a runtime would answer
+a wrong size with a message about its own internals, or not at all.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from polyport import structure
+from polyport.errors import InputError
+from polyport.metadata import ExportMetadata, TensorInfo
+from polyport.pipeline import Runner
+
+#: Shape of a tensor about which a manifest of another tool says nothing.
+UNKNOWN = ("...",)
+
+
+@attrs.frozen
+class _Slot:
+    """One graph input, prepared: where its value is found and what it must be."""
+
+    info: TensorInfo
+    kwarg: str
+    dtype: torch.dtype | None
+    #: (axis, size) of the fixed axes, (axis, name) of the named ones.
+    fixed: tuple[tuple[int, int], ...]
+    named: tuple[tuple[int, str], ...]
+    rank: int | None
+
+
+class Caller:
+    """One component, callable with forward kwargs.
+
+    Args:
+        metadata: The record of the component.
+        runner: What executes it.
+    """
+
+    def __init__(self, metadata: ExportMetadata, runner: Runner) -> None:
+        self.metadata = metadata
+        self.runner = runner
+        self._device = torch.device(runner.device)
+        self._slots = tuple(_slot(info) for info in metadata.inputs)
+        self._nested = {slot.kwarg for slot in self._slots if slot.kwarg != slot.info.name}
+        self._known = {slot.kwarg for slot in self._slots}
+        self._defaults = {name: _default(rule) for name, rule in metadata.defaults.items()}
+        self._ranges = {
+            name: (span.min, span.max) for name, span in metadata.axes.items() if span.min > 0 or span.max is not None
+        }
+        # an axis named "past+sequence" covers both, one after the other
+        self._sums = {name for slot in self._slots for _, name in slot.named if "+" in name}
+        self._assemble = _assembler(metadata)
+        self._warned: set[str] = set()
+
+    def __call__(self, kwargs: Mapping[str, Any]) -> Any:
+        """Run the graph.
+
+        Args:
+            kwargs: What the model's forward takes: tensors, arrays, lists, caches.
+
+        Returns:
+            What the model returns: the same class, fields and nesting.
+
+        Raises:
+            InputError: An input is missing or doesn't fit; the message lists what the graph takes.
+        """
+        if not self._known.issuperset(kwargs):
+            self._drop_unknown(kwargs)
+        leaves = self._leaves(kwargs) if self._nested else kwargs
+        sizes: dict[str, int] = {}
+        tensors = []
+        for slot in self._slots:
+            value = leaves.get(slot.info.name)
+            if value is None:
+                value = self._fill(slot, leaves)
+            if type(value) is not torch.Tensor or value.dtype is not slot.dtype or value.device != self._device:
+                value = self._convert(slot, value)
+            self._check(slot, value, sizes)
+            tensors.append(value if value.is_contiguous() else value.contiguous())
+        for name in self._sums:
+            if name in sizes and sizes[name] != (total := sum(sizes.get(part, 0) for part in name.split("+"))):
+                raise self._error(f"the axis {name!r} has size {sizes[name]}, but its parts add up to {total}")
+        for name, (low, high) in self._ranges.items():
+            size = sizes.get(name, low)
+            if size < low or (high is not None and size > high):
+                raise self._error(f"the axis {name!r} has size {size}, which must be {_span(low, high)}")
+        return self._assemble(self.runner(tensors))
+
+    # ── inputs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _drop_unknown(self, kwargs: Mapping[str, Any]) -> None:
+        """Refuse constants that differ from the traced ones; warn once about other kwargs, which are left out."""
+        for name in kwargs.keys() - self._known:
+            value = kwargs[name]
+            if name in self.metadata.in_constants:
+                traced = self.metadata.in_constants[name]
+                if value is not None and value != traced:
+                    raise self._error(f"{name!r} was traced as the constant {traced!r} and can't be {value!r}")
+            elif value is not None and name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(f"{name!r} is no input of this export and is left out.", UserWarning, stacklevel=4)
+
+    def _leaves(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The leaves of containers by their names, the other kwargs as they are."""
+        leaves = {name: value for name, value in kwargs.items() if name not in self._nested}
+        nested = {name: value for name, value in kwargs.items() if name in self._nested and value is not None}
+        leaves.update(structure.flatten_named(nested))
+        return leaves
+
+    def _fill(self, slot: _Slot, leaves: Mapping[str, Any]) -> torch.Tensor:
+        rule = self._defaults.get(slot.info.name)
+        if rule is None or leaves.get(rule[1]) is None:
+            raise self._error(f"the input {slot.info.name!r} is missing")
+        like = torch.as_tensor(leaves[rule[1]])
+        return torch.full(like.shape, rule[0], dtype=slot.dtype, device=self._device)
+
+    def _convert(self, slot: _Slot, value: Any) -> torch.Tensor:
+        """`value` as a tensor of the traced dtype on the runner's device, wherever eager would take it too."""
+        if not isinstance(value, torch.Tensor):
+            try:
+                value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise self._error(f"{slot.info.name!r} is no tensor, array or list of numbers ({error})") from error
+        if slot.dtype is not None and value.dtype != slot.dtype:
+            if _kind(value.dtype) > _kind(slot.dtype):
+                wanted, got = slot.info.dtype, str(value.dtype).removeprefix("torch.")
+                raise self._error(f"{slot.info.name!r} must be {wanted}, not {got}")
+            value = value.to(slot.dtype)
+        value = value.detach()
+        return value if value.device == self._device else value.to(self._device)
+
+    def _check(self, slot: _Slot, value: torch.Tensor, sizes: dict[str, int]) -> None:
+        if slot.rank is None:
+            return
+        shape = value.shape
+        if len(shape) != slot.rank:
+            raise self._error(f"{slot.info.name!r} has {len(shape)} axes {list(shape)}, not {slot.rank}")
+        for axis, size in slot.fixed:
+            if shape[axis] != size:
+                raise self._error(f"axis {axis} of {slot.info.name!r} has size {shape[axis]}, which must be {size}")
+        for axis, name in slot.named:
+            if sizes.setdefault(name, shape[axis]) != shape[axis]:
+                raise self._error(
+                    f"axis {axis} of {slot.info.name!r} has size {shape[axis]}, but the axis {name!r} has size "
+                    f"{sizes[name]} in the inputs before it"
+                )
+
+    def _error(self, problem: str) -> InputError:
+        names = ", ".join(describe(info) for info in self.metadata.inputs)
+        optional = f" (may be left out: {', '.join(self._defaults)})" if self._defaults else ""
+        return InputError(f"{problem[0].upper()}{problem[1:]}. The export takes: {names}{optional}.", stage="run")
+
+
+def describe(info: TensorInfo) -> str:
+    """One tensor in words: `input_ids int64[batch, sequence]`."""
+    return f"{info.name} {info.dtype}[{', '.join(map(str, info.shape))}]".replace(" [", " ")
+
+
+def _span(low: int, high: int | None) -> str:
+    return f"at least {low}" if high is None else f"between {low} and {high}"
+
+
+def _slot(info: TensorInfo) -> _Slot:
+    known = info.shape != UNKNOWN
+    return _Slot(
+        info=info,
+        kwarg=info.name.partition(".")[0],
+        dtype=getattr(torch, info.dtype, None),
+        fixed=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, int)) if known else (),
+        named=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, str) and size != "?") if known else (),
+        rank=len(info.shape) if known else None,
+    )
+
+
+def _default(rule: str) -> tuple[int, str]:
+    kind, _, source = rule.partition(":")
+    return (1 if kind == "ones_like" else 0), source
+
+
+def _kind(dtype: torch.dtype) -> int:
+    """Bool and integers convert to anything, floats to floats, complex numbers to complex numbers."""
+    return 2 if dtype.is_complex else 1 if dtype.is_floating_point else 0
+
+
+# ── outputs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _assembler(metadata: ExportMetadata) -> Callable[[Any], Any]:
+    """What turns the graph's flat outputs into what the model returns."""
+    if metadata.out_spec is None:
+        return lambda tensors: dict(zip(metadata.output_names, tensors, strict=True))
+    spec = structure.load_structure(metadata.out_spec)
+    constants = {int(index): value for index, value in metadata.out_constants}
+    if constants:
+        count = spec.num_leaves
+
+        def assemble(tensors: Any) -> Any:
+            flat = iter(tensors)
+            return structure.unflatten([constants[i] if i in constants else next(flat) for i in range(count)], spec)
+
+        return assemble
+    if spec.type is not None and all(child.is_leaf() for child in spec.children()) and isinstance(spec.context, list):
+        cls, keys = spec.type, tuple(spec.context)
+        return lambda tensors: cls(zip(keys, tensors, strict=True)) if cls is dict else cls(**dict(zip(keys, tensors, strict=True)))
+    return lambda tensors: structure.unflatten(tensors, spec)

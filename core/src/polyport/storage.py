@@ -1,0 +1,278 @@
+"""An export on disk: writing it in one step, finding it, and reading it back."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from polyport.errors import ArtifactError, ExportError
+from polyport.manifest import (
+    MANIFEST,
+    ComponentRecord,
+    FileRecord,
+    Manifest,
+    checked_file,
+    record_file,
+)
+from polyport.metadata import ExportMetadata
+from polyport.pipeline import ExportedComponent
+from polyport.session import Session
+
+if TYPE_CHECKING:
+    from polyport.artifact import ExportedModel
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def save(exported: ExportedModel, directory: Path, session: Session, processor: Any = None) -> None:
+    """Write an export to a directory, which changes in one step (see `ExportedModel.save_pretrained`)."""
+    directory = Path(os.path.abspath(directory))
+    if directory.exists() and not directory.is_dir():
+        raise ExportError(f"{directory} is a file; an export needs a directory.", stage="save")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.new-"))
+    try:
+        os.chmod(staging, 0o777 & ~_umask())
+        files = session.save(exported.components, staging)
+        records = {
+            name: ComponentRecord(
+                tuple(record_file(staging / file) for file in files[name]), exported.components[name].metadata
+            )
+            for name in exported.components
+        }
+        for part in (exported.config, exported.generation_config, processor):
+            if part is not None:
+                part.save_pretrained(staging)
+        Manifest(exported.export_format, records).write(staging)
+        if directory.exists():
+            _keep_other_files(directory, staging)
+        _move_into_place(staging, directory)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    # mkdtemp makes a folder that only its owner can read; the process's umask can only be read by setting it
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _keep_other_files(old: Path, new: Path) -> None:
+    """Bring what isn't part of the old export along into the new directory, as hard links where possible."""
+    replaced = {MANIFEST}
+    try:
+        replaced.update(Manifest.read(old / MANIFEST).file_names())
+    except ArtifactError:
+        pass  # no export was here, or a damaged one: everything but the manifest is somebody's
+    for entry in old.iterdir():
+        target = new / entry.name
+        if entry.name in replaced or target.exists():
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, target, copy_function=_link, symlinks=True)
+        elif entry.is_symlink():
+            target.symlink_to(os.readlink(entry))
+        else:
+            _link(str(entry), str(target))
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def _move_into_place(new: Path, directory: Path) -> None:
+    """Put the finished directory where the old one is, or isn't."""
+    if not directory.exists():
+        os.rename(new, directory)
+    elif _exchange(new, directory):
+        shutil.rmtree(new)
+    else:
+        # no exchange on this system: the old export steps aside first and comes back if the second step fails
+        aside = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old-"))
+        os.rename(directory, aside / "export")
+        try:
+            os.rename(new, directory)
+        except BaseException:
+            os.rename(aside / "export", directory)
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two directories atomically, where the system can (Linux's renameat2 with RENAME_EXCHANGE)."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is None:
+        return False
+    at_fdcwd, rename_exchange = -100, 2
+    if renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(error, os.strerror(error), str(other))
+
+
+# ── finding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def locate(path_or_id: str | os.PathLike[str], subfolder: str, **download: Any) -> Path:
+    """The directory of an export: a local one, or the part of a hub repository's snapshot that belongs to it.
+
+    Raises:
+        ArtifactError: Neither a directory nor a reachable repository, or the repository holds no export.
+    """
+    parts = Path(subfolder).parts
+    if Path(subfolder).is_absolute() or ".." in parts:
+        raise ArtifactError(f"The subfolder {subfolder!r} leads out of the export.", stage="load")
+    path = Path(path_or_id)
+    if path.is_dir():
+        return path / subfolder
+    if path.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path_or_id)):
+        raise ArtifactError(f"{path} is no directory with an export, nor the id of a hub repository.", stage="load")
+    return _fetch(str(path_or_id), subfolder, download)
+
+
+def _fetch(repo_id: str, subfolder: str, download: dict[str, Any]) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    def get(name: str) -> Path:
+        return Path(hf_hub_download(repo_id, name, subfolder=subfolder or None, **download))
+
+    try:
+        directory = get(MANIFEST).parent
+        manifest = Manifest.read(directory / MANIFEST)
+        for name in manifest.file_names():
+            get(name)
+        optional = ["config.json", "generation_config.json"]
+        if not manifest.complete:
+            templates = Session(manifest.export_format).backend.companions
+            optional += [_companion(name, template) for name in manifest.file_names() for template in templates]
+        for name in optional:
+            try:
+                get(name)
+            except (EntryNotFoundError, LocalEntryNotFoundError):
+                continue
+    except (EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ArtifactError(
+            f"{repo_id!r} is no local directory, and no export could be fetched from the hub repository of that name: "
+            f"{reason}",
+            stage="load",
+        ) from error
+    return directory
+
+
+def _companion(name: str, template: str) -> str:
+    return template.format(file=name, stem=Path(name).stem)
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of an export's directory.
+
+    Raises:
+        ArtifactError: See `Manifest.read`.
+    """
+    return Manifest.read(directory / MANIFEST)
+
+
+def load_components(
+    manifest: Manifest, directory: Path, session: Session, *, trust: bool
+) -> dict[str, ExportedComponent]:
+    """Read every component, after checking every file.
+
+    Raises:
+        ArtifactError: A file or the metadata is damaged or unsafe.
+    """
+    components = {}
+    for name, record in manifest.components.items():
+        files = record.files
+        if not manifest.complete:
+            beside = [_companion(file.name, template) for file in files for template in session.backend.companions]
+            files += tuple(FileRecord(file) for file in beside if (directory / file).exists())
+        paths = [checked_file(directory, file) for file in files]
+        import_architecture(record.metadata.architecture)
+        metadata = completed(record.metadata)
+        components[name] = ExportedComponent(program=session.load(paths, metadata, trust), metadata=metadata)
+    return components
+
+
+def completed(metadata: ExportMetadata) -> ExportMetadata:
+    """Metadata of another tool with names and shapes filled in from what it does record."""
+    if metadata.inputs or metadata.in_spec is None:
+        return metadata
+    from polyport.foreign import described_inputs, described_outputs
+
+    return attrs.evolve(metadata, inputs=described_inputs(metadata), outputs=described_outputs(metadata))
+
+
+def import_architecture(name: str | None) -> None:
+    """Import the transformers module that defines a model class, and so its output and cache classes.
+
+    The name is looked up among transformers' public names, which import nothing but transformers' own modules. Unknown
+    names are left alone: the classes they would define are then refused where they are needed.
+    """
+    if not name or not name.isidentifier() or name.startswith("_"):
+        return
+    import transformers
+
+    getattr(transformers, name, None)
+
+
+def load_config(directory: Path) -> Any:
+    """The model's config, or None where the export has none.
+
+    Raises:
+        ArtifactError: It is there but can't be read.
+    """
+    if not (directory / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        return _unknown_config(directory, error)
+
+
+def _unknown_config(directory: Path, error: Exception) -> Any:
+    """A config of a model type this transformers doesn't know: its values without its class, since a forward call
+    needs no more."""
+    from transformers import PreTrainedConfig
+
+    try:
+        return PreTrainedConfig.from_pretrained(str(directory), local_files_only=True)
+    except Exception:
+        raise ArtifactError(f"{directory / 'config.json'} can't be read: {error}", stage="load") from error
+
+
+def load_generation_config(directory: Path) -> Any:
+    """The generation config, or None where the export has none."""
+    if not (directory / "generation_config.json").is_file():
+        return None
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:
+        raise ArtifactError(f"{directory / 'generation_config.json'} can't be read: {error}", stage="load") from error
+
+
