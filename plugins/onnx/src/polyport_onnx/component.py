@@ -1,0 +1,39 @@
+"""From a traced model to an exported ONNX component: the lowering, told in the terms of the export."""
+
+from __future__ import annotations
+
+from polyport.errors import ConfigError, ExportError
+from polyport.pipeline import ExportedComponent, TracedProgram
+
+from polyport_onnx import torch_internals
+from polyport_onnx.config import OnnxConfig
+from polyport_onnx.lowering import lower_program
+from polyport_onnx.translate import UnsupportedOperator
+
+
+def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent:
+    """Lower a traced model.
+
+    Args:
+        traced: The traced model; not changed.
+        config: opset and optimisation.
+
+    Raises:
+        ConfigError: The opset is not supported.
+        ExportError: An operator can't be translated, or the model keeps state in its inputs.
+    """
+    low, high = torch_internals.MIN_OPSET, torch_internals.MAX_OPSET
+    if config.opset_version is not None and not low <= config.opset_version <= high:
+        raise ConfigError(f"opset_version {config.opset_version} is not supported: choose one from {low} to {high}.")
+    try:
+        model = lower_program(
+            traced.program,
+            input_names=traced.metadata.input_names,
+            output_names=traced.metadata.output_names,
+            axes=traced.metadata.dynamic_axes,
+            opset_version=config.opset_version,
+            optimize=config.optimize,
+        )
+    except (ValueError, UnsupportedOperator) as error:
+        raise ExportError(f"The traced graph can't be lowered to ONNX: {error}", stage="lower", backend="onnx") from error
+    return ExportedComponent(program=model, metadata=traced.metadata)
