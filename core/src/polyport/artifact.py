@@ -97,7 +97,7 @@ class ExportedModel(Mapping[str, ExportedComponent]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """dtype of the parameters of the model it was made from."""
+        """Dtype of the parameters of the model it was made from."""
         import torch
 
         name = next(iter(self.components.values())).metadata.export_dtype
@@ -135,7 +135,9 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         with self._lock:
             if name not in self._callers:
                 if name not in self.components:
-                    raise InputError(f"This export has no component {name!r}, only {', '.join(self.components)}.")
+                    raise InputError(
+                        f"This export has no component {name!r}, only {', '.join(self.components)}."
+                    )
                 component = self.components[name]
                 storage.import_architecture(component.metadata.architecture)
                 self._callers[name] = Caller(component.metadata, self._session.run(component, self._request))
@@ -160,7 +162,9 @@ class ExportedModel(Mapping[str, ExportedComponent]):
             caller = self.caller(next(iter(self.components)))
         return caller(kwargs)
 
-    def verify(self, model: Any, inputs: Mapping[str, Any] | None = None, **options: Any) -> VerificationReport:
+    def verify(
+        self, model: Any, inputs: Mapping[str, Any] | None = None, **options: Any
+    ) -> VerificationReport:
         """Compare with the original model, at the sample's sizes and at others.
 
         Args:
@@ -209,7 +213,10 @@ class ExportedModel(Mapping[str, ExportedComponent]):
             path_or_id: A directory, or the id of a hub repository, of which only the export's own files are fetched.
             subfolder: Folder of the export in it.
             device: See `to`.
-            revision, token, cache_dir, local_files_only: See `huggingface_hub.hf_hub_download`.
+            revision: Branch, tag or commit of the repository.
+            token: Hub token; the one of the hub's login when left out.
+            cache_dir: Where the hub's files are kept.
+            local_files_only: Use only what was fetched before.
             trust_remote_code: Allow formats and files that hold pickled content or code.
             runner_options: See `to`.
 
@@ -245,13 +252,15 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         target = Path(file)
         suffix = self._session.backend.suffix
         if target.suffix != suffix:
-            raise InputError(f"A program of format {self.export_format!r} is saved as *{suffix}, not as {target.name!r}.")
+            raise InputError(
+                f"A program of format {self.export_format!r} is saved as *{suffix}, not as {target.name!r}."
+            )
         component = self._only()
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             names = self._session.save({target.stem: component}, Path(folder))[target.stem]
             for name in reversed(names):  # the program last: it is what makes the others reachable
-                os.replace(Path(folder, name), target.parent / name)
+                Path(folder, name).replace(target.parent / name)
 
     def push_to_hub(self, repo_id: str, *, subfolder: str = "", processor: Any = None, **options: Any) -> Any:
         """Save the export and upload it to a hub repository, which is created when it is missing.
@@ -272,5 +281,8 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(Path(folder, "export"), processor)
             return api.upload_folder(
-                repo_id=repo_id, folder_path=str(Path(folder, "export")), path_in_repo=subfolder or None, **options
+                repo_id=repo_id,
+                folder_path=str(Path(folder, "export")),
+                path_in_repo=subfolder or None,
+                **options,
             )

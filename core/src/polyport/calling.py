@@ -54,7 +54,9 @@ class Caller:
         self._known = {slot.kwarg for slot in self._slots}
         self._defaults = {name: _default(rule) for name, rule in metadata.defaults.items()}
         self._ranges = {
-            name: (span.min, span.max) for name, span in metadata.axes.items() if span.min > 0 or span.max is not None
+            name: (span.min, span.max)
+            for name, span in metadata.axes.items()
+            if span.min > 0 or span.max is not None
         }
         # an axis named "past+sequence" covers both, one after the other
         self._sums = {name for slot in self._slots for _, name in slot.named if "+" in name}
@@ -82,13 +84,21 @@ class Caller:
             value = leaves.get(slot.info.name)
             if value is None:
                 value = self._fill(slot, leaves)
-            if type(value) is not torch.Tensor or value.dtype is not slot.dtype or value.device != self._device:
+            if (
+                type(value) is not torch.Tensor
+                or value.dtype is not slot.dtype
+                or value.device != self._device
+            ):
                 value = self._convert(slot, value)
             self._check(slot, value, sizes)
             tensors.append(value if value.is_contiguous() else value.contiguous())
         for name in self._sums:
-            if name in sizes and sizes[name] != (total := sum(sizes.get(part, 0) for part in name.split("+"))):
-                raise self._error(f"the axis {name!r} has size {sizes[name]}, but its parts add up to {total}")
+            if name in sizes and sizes[name] != (
+                total := sum(sizes.get(part, 0) for part in name.split("+"))
+            ):
+                raise self._error(
+                    f"the axis {name!r} has size {sizes[name]}, but its parts add up to {total}"
+                )
         for name, (low, high) in self._ranges.items():
             size = sizes.get(name, low)
             if size < low or (high is not None and size > high):
@@ -104,10 +114,14 @@ class Caller:
             if name in self.metadata.in_constants:
                 traced = self.metadata.in_constants[name]
                 if value is not None and value != traced:
-                    raise self._error(f"{name!r} was traced as the constant {traced!r} and can't be {value!r}")
+                    raise self._error(
+                        f"{name!r} was traced as the constant {traced!r} and can't be {value!r}"
+                    )
             elif value is not None and name not in self._warned:
                 self._warned.add(name)
-                warnings.warn(f"{name!r} is no input of this export and is left out.", UserWarning, stacklevel=4)
+                warnings.warn(
+                    f"{name!r} is no input of this export and is left out.", UserWarning, stacklevel=4
+                )
 
     def _leaves(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The leaves of containers by their names, the other kwargs as they are."""
@@ -129,14 +143,16 @@ class Caller:
             try:
                 value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise self._error(f"{slot.info.name!r} is no tensor, array or list of numbers ({error})") from error
+                raise self._error(
+                    f"{slot.info.name!r} is no tensor, array or list of numbers ({error})"
+                ) from error
         if slot.dtype is not None and value.dtype != slot.dtype:
             if _kind(value.dtype) > _kind(slot.dtype):
                 wanted, got = slot.info.dtype, str(value.dtype).removeprefix("torch.")
                 raise self._error(f"{slot.info.name!r} must be {wanted}, not {got}")
             value = value.to(slot.dtype)
-        value = value.detach()
-        return value if value.device == self._device else value.to(self._device)
+        tensor: torch.Tensor = value.detach()
+        return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def _check(self, slot: _Slot, value: torch.Tensor, sizes: dict[str, int]) -> None:
         if slot.rank is None:
@@ -146,7 +162,9 @@ class Caller:
             raise self._error(f"{slot.info.name!r} has {len(shape)} axes {list(shape)}, not {slot.rank}")
         for axis, size in slot.fixed:
             if shape[axis] != size:
-                raise self._error(f"axis {axis} of {slot.info.name!r} has size {shape[axis]}, which must be {size}")
+                raise self._error(
+                    f"axis {axis} of {slot.info.name!r} has size {shape[axis]}, which must be {size}"
+                )
         for axis, name in slot.named:
             if sizes.setdefault(name, shape[axis]) != shape[axis]:
                 raise self._error(
@@ -157,7 +175,9 @@ class Caller:
     def _error(self, problem: str) -> InputError:
         names = ", ".join(describe(info) for info in self.metadata.inputs)
         optional = f" (may be left out: {', '.join(self._defaults)})" if self._defaults else ""
-        return InputError(f"{problem[0].upper()}{problem[1:]}. The export takes: {names}{optional}.", stage="run")
+        return InputError(
+            f"{problem[0].upper()}{problem[1:]}. The export takes: {names}{optional}.", stage="run"
+        )
 
 
 def describe(info: TensorInfo) -> str:
@@ -176,7 +196,9 @@ def _slot(info: TensorInfo) -> _Slot:
         kwarg=info.name.partition(".")[0],
         dtype=getattr(torch, info.dtype, None),
         fixed=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, int)) if known else (),
-        named=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, str) and size != "?") if known else (),
+        named=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, str) and size != "?")
+        if known
+        else (),
         rank=len(info.shape) if known else None,
     )
 
@@ -205,10 +227,20 @@ def _assembler(metadata: ExportMetadata) -> Callable[[Any], Any]:
 
         def assemble(tensors: Any) -> Any:
             flat = iter(tensors)
-            return structure.unflatten([constants[i] if i in constants else next(flat) for i in range(count)], spec)
+            return structure.unflatten(
+                [constants[i] if i in constants else next(flat) for i in range(count)], spec
+            )
 
         return assemble
-    if spec.type is not None and all(child.is_leaf() for child in spec.children()) and isinstance(spec.context, list):
+    if (
+        spec.type is not None
+        and all(child.is_leaf() for child in spec.children())
+        and isinstance(spec.context, list)
+    ):
         cls, keys = spec.type, tuple(spec.context)
-        return lambda tensors: cls(zip(keys, tensors, strict=True)) if cls is dict else cls(**dict(zip(keys, tensors, strict=True)))
+        return lambda tensors: (
+            cls(zip(keys, tensors, strict=True))
+            if cls is dict
+            else cls(**dict(zip(keys, tensors, strict=True)))
+        )
     return lambda tensors: structure.unflatten(tensors, spec)

@@ -54,13 +54,17 @@ class ExportConfig:
         options = dict(values)
         wanted = options.pop("export_format", cls.export_format)
         if wanted != cls.export_format:
-            raise ConfigError(f"{cls.__name__} is the config of format {cls.export_format!r}, not of {wanted!r}.")
+            raise ConfigError(
+                f"{cls.__name__} is the config of format {cls.export_format!r}, not of {wanted!r}."
+            )
         valid = [field.name for field in attrs.fields(cls)]
         for key in options:
             if key not in valid:
                 near = difflib.get_close_matches(key, valid, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"{cls.__name__} has no option {key!r}.{hint} Valid options: {', '.join(valid)}.")
+                raise ConfigError(
+                    f"{cls.__name__} has no option {key!r}.{hint} Valid options: {', '.join(valid)}."
+                )
         try:
             return cls(**options)
         except (TypeError, ValueError) as error:

@@ -32,5 +32,7 @@ def polyport_patch(stage: PatchStage, config: ExportConfig) -> Sequence[Patch | 
 def polyport_quantize(target: Any, config: ExportConfig, stage: QuantizeStage) -> Any:
     quantizer = config.quantizer
     if not callable(getattr(quantizer, "quantize", None)):
-        raise ConfigError(f"`quantizer` is {type(quantizer).__name__}, which has no `quantize` method.", stage="quantize")
+        raise ConfigError(
+            f"`quantizer` is {type(quantizer).__name__}, which has no `quantize` method.", stage="quantize"
+        )
     return quantizer.quantize(target, config, stage)

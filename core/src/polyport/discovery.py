@@ -55,7 +55,9 @@ def installed(group: str = BACKENDS) -> list[InstalledPlugin]:
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         )
         name = distribution.metadata["Name"]
-        found += [InstalledPlugin(point.name, name, distribution.version, point, requires) for point in points]
+        found += [
+            InstalledPlugin(point.name, name, distribution.version, point, requires) for point in points
+        ]
     # a distribution on sys.path twice (an editable install beside its wheel) is one distribution
     unique = {(plugin.name, canonicalize_name(plugin.distribution)): plugin for plugin in reversed(found)}
     return sorted(unique.values(), key=lambda plugin: (plugin.name, plugin.distribution))
@@ -115,7 +117,8 @@ def check_requirements(plugin: InstalledPlugin) -> None:
     problems = version_problems(wanted)
     if problems:
         raise IncompatibleVersion(
-            f"{plugin.distribution} {plugin.version} can't be used: {'; '.join(problems)}.", backend=plugin.name
+            f"{plugin.distribution} {plugin.version} can't be used: {'; '.join(problems)}.",
+            backend=plugin.name,
         )
 
 

@@ -44,7 +44,9 @@ def export(
     Raises:
         ExportError: The model or the inputs can't be exported; the message says where and why.
     """
-    checked = [AutoExportConfig.from_dict(config) if isinstance(config, Mapping) else config for config in configs]
+    checked = [
+        AutoExportConfig.from_dict(config) if isinstance(config, Mapping) else config for config in configs
+    ]
     formats = [config.export_format for config in checked]
     if not formats:
         raise ConfigError("There is nothing to export to: `configs` is empty.")
@@ -64,7 +66,9 @@ class _Pipeline:
     def run(self, jobs: Iterable[tuple[Session, ExportConfig]]) -> dict[str, ExportedModel]:
         jobs = list(jobs)
         for session, config in jobs:
-            _check(self.model, session, config)  # before any work: the last format must not fail after minutes of the first
+            _check(
+                self.model, session, config
+            )  # before any work: the last format must not fail after minutes of the first
         return {session.format: self._export(session, config) for session, config in jobs}
 
     def _export(self, session: Session, config: ExportConfig) -> ExportedModel:
@@ -101,7 +105,9 @@ class _Pipeline:
             self._traces[key] = self._trace(session, config, patches)
         return self._traces[key]
 
-    def _trace(self, session: Session, config: ExportConfig, patches: Sequence[Patch | GraphFix]) -> TracedProgram:
+    def _trace(
+        self, session: Session, config: ExportConfig, patches: Sequence[Patch | GraphFix]
+    ) -> TracedProgram:
         with applied(patches, self.model) as active:
             traced = session.trace(session.capture(self.model, self.inputs, config), config)
         for fix in patches:
@@ -118,7 +124,6 @@ def _check(model: Any, session: Session, config: ExportConfig) -> None:
         ExportError: Not a model, or its parameters are of a dtype that the runtime can't compute with.
         ConfigError: The config is another format's.
     """
-    import torch
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -141,7 +146,6 @@ def _check(model: Any, session: Session, config: ExportConfig) -> None:
             stage="capture",
             backend=session.format,
         )
-    assert torch is not None
 
 
 def _versions(session: Session) -> dict[str, str]:

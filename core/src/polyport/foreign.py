@@ -15,13 +15,16 @@ class _Leaf:
 
 def described_inputs(metadata: ExportMetadata) -> tuple[TensorInfo, ...]:
     """The tensors that go in, as far as the traced kwargs say. Constants are no inputs."""
-    assert metadata.in_spec is not None
+    if metadata.in_spec is None:
+        return ()
     spec = structure.load_structure(metadata.in_spec)
     _, kwargs = structure.unflatten([_Leaf() for _ in range(spec.num_leaves)], spec)
     infos = []
     for name, leaf in structure.flatten_named(kwargs):
         if isinstance(leaf, _Leaf) and name not in metadata.in_constants:
-            infos.append(_info(name, metadata.kwargs.get(name), dynamic=bool(metadata.export_config.get("dynamic"))))
+            infos.append(
+                _info(name, metadata.kwargs.get(name), dynamic=bool(metadata.export_config.get("dynamic")))
+            )
     return tuple(infos)
 
 
@@ -41,4 +44,6 @@ def described_outputs(metadata: ExportMetadata) -> tuple[TensorInfo, ...]:
     outputs = structure.unflatten([_Leaf() for _ in range(spec.num_leaves)], spec)
     constants = {int(index) for index, _ in metadata.out_constants}
     named = structure.flatten_named(outputs)
-    return tuple(TensorInfo(name, "", UNKNOWN) for index, (name, _) in enumerate(named) if index not in constants)
+    return tuple(
+        TensorInfo(name, "", UNKNOWN) for index, (name, _) in enumerate(named) if index not in constants
+    )

@@ -25,7 +25,14 @@ from polyport.metadata import ExportMetadata
 
 if TYPE_CHECKING:
     from polyport.patching import GraphFix, Patch
-    from polyport.pipeline import BackendInfo, CapturedCall, ExportedComponent, Runner, RunRequest, TracedProgram
+    from polyport.pipeline import (
+        BackendInfo,
+        CapturedCall,
+        ExportedComponent,
+        Runner,
+        RunRequest,
+        TracedProgram,
+    )
 
 #: Stages at which patches may be active.
 PatchStage = Literal["trace", "lower", "run"]
@@ -131,7 +138,9 @@ def polyport_quantize(target: Any, config: ExportConfig, stage: QuantizeStage) -
 
 
 @hookspec(firstresult=True)
-def polyport_save(components: Mapping[str, ExportedComponent], directory: Path) -> Mapping[str, Sequence[str]] | None:
+def polyport_save(
+    components: Mapping[str, ExportedComponent], directory: Path
+) -> Mapping[str, Sequence[str]] | None:
     """Write the programs of an export.
 
     All components come at once, so that weights they share can be written once. The directory is a new, empty one:

@@ -119,7 +119,9 @@ class Manifest:
         if not isinstance(export_format, str) or not isinstance(entries, dict) or not entries:
             raise ArtifactError(f"{path} names no export format or no components.", stage="load")
         complete = all(isinstance(entry, dict) and "files" in entry for entry in entries.values())
-        return cls(export_format, {name: _component(name, entry, path) for name, entry in entries.items()}, complete)
+        return cls(
+            export_format, {name: _component(name, entry, path) for name, entry in entries.items()}, complete
+        )
 
 
 def _component(name: str, entry: Any, path: Path) -> ComponentRecord:
@@ -157,7 +159,9 @@ def checked_file(directory: Path, record: FileRecord) -> Path:
     path = directory / record.name
     real = path.resolve()
     if not real.is_file():
-        raise ArtifactError(f"{directory} lacks the file {record.name!r} that its manifest names.", stage="load")
+        raise ArtifactError(
+            f"{directory} lacks the file {record.name!r} that its manifest names.", stage="load"
+        )
     if not any(real.is_relative_to(root) for root in _allowed_roots(directory)):
         raise ArtifactError(f"{path} leads out of the export, to {real}.", stage="load")
     if record.size is not None and real.stat().st_size != record.size:
@@ -171,16 +175,13 @@ def checked_file(directory: Path, record: FileRecord) -> Path:
 
 
 def _allowed_roots(directory: Path) -> list[Path]:
-    """The export's directory, and the blobs its files link to when it lies in the hub's cache
-    (`<repo>/snapshots/<revision>/...` beside `<repo>/blobs`)."""
+    """The export's directory, and the blobs its files link to when it lies in the hub's cache.
+
+    There, `<repo>/snapshots/<revision>/...` holds links into `<repo>/blobs`.
+    """
     here = directory.resolve()
-    roots = [here]
-    for parent in here.parents:
-        if parent.parent.name == "snapshots":
-            roots.append(parent.parent.parent / "blobs")
-    if here.parent.name == "snapshots":
-        roots.append(here.parent.parent / "blobs")
-    return roots
+    snapshots = (parent.parent for parent in (here, *here.parents) if parent.parent.name == "snapshots")
+    return [here, *(folder.parent / "blobs" for folder in snapshots)]
 
 
 def _sha256(path: Path) -> str:

@@ -102,7 +102,10 @@ class ExportMetadata:
     @property
     def dynamic_axes(self) -> dict[str, dict[int, str]]:
         """Input leaf -> {axis index: name}, for the axes that may vary."""
-        named = {info.name: {i: size for i, size in enumerate(info.shape) if isinstance(size, str)} for info in self.inputs}
+        named = {
+            info.name: {i: size for i, size in enumerate(info.shape) if isinstance(size, str)}
+            for info in self.inputs
+        }
         return {name: axes for name, axes in named.items() if axes}
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +124,11 @@ class ExportMetadata:
         try:
             return _CONVERTER.structure({k: v for k, v in values.items() if k in known}, cls)
         except (cattrs.BaseValidationError, TypeError, ValueError, AttributeError) as error:
-            reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
+            reasons = (
+                cattrs.transform_error(error)
+                if isinstance(error, cattrs.BaseValidationError)
+                else [str(error)]
+            )
             raise ArtifactError(
                 f"The export's metadata can't be read: {'; '.join(reasons)}.", stage="load"
             ) from error

@@ -8,15 +8,15 @@ it is wrong; there is no global manager.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import pluggy
 
 from polyport import discovery, hookspecs
 from polyport.config import ExportConfig
-from polyport.errors import BackendContractError, IncompatibleVersion
+from polyport.errors import BackendContractError, BackendLoadError, IncompatibleVersion
 from polyport.hookspecs import PatchStage, QuantizeStage
 from polyport.markers import PROJECT_NAME
 from polyport.metadata import ExportMetadata
@@ -31,8 +31,17 @@ from polyport.pipeline import (
     checked_runner,
 )
 
+_T = TypeVar("_T")
+
 #: Hooks that some plugin of a session must implement for its backend to be one.
-_REQUIRED = ("polyport_backend", "polyport_trace", "polyport_lower", "polyport_save", "polyport_load", "polyport_run")
+_REQUIRED = (
+    "polyport_backend",
+    "polyport_trace",
+    "polyport_lower",
+    "polyport_save",
+    "polyport_load",
+    "polyport_run",
+)
 
 
 class Session:
@@ -63,14 +72,16 @@ class Session:
         missing = [hook for hook in _REQUIRED if not getattr(self._manager.hook, hook).get_hookimpls()]
         if missing:
             raise BackendContractError(
-                f"The backend {name!r} of {self.plugin.distribution} implements no {', '.join(missing)}.", backend=name
+                f"The backend {name!r} of {self.plugin.distribution} implements no {', '.join(missing)}.",
+                backend=name,
             )
 
     def _add_backend(self, plugin: discovery.InstalledPlugin, seen: tuple[str, ...]) -> BackendInfo:
         """Register a backend after the ones it builds on; returns its description."""
         if plugin.name in seen:
             raise BackendContractError(
-                f"The backends {' -> '.join((*seen, plugin.name))} build on each other in a circle.", backend=self.format
+                f"The backends {' -> '.join((*seen, plugin.name))} build on each other in a circle.",
+                backend=self.format,
             )
         loaded = discovery.load(plugin)
         who = f"{plugin.distribution} {plugin.version}"
@@ -88,7 +99,9 @@ class Session:
             self._manager.register(plugin, name)
             self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise BackendContractError(f"The hooks of {who} don't fit: {error}", backend=self.format) from error
+            raise BackendContractError(
+                f"The hooks of {who} don't fit: {error}", backend=self.format
+            ) from error
 
     # ── the hooks, in pipeline order ────────────────────────────────────────────────────────────────────────────────
 
@@ -102,7 +115,9 @@ class Session:
         collected: dict[str, Patch | GraphFix] = {}
         for contribution in reversed(self._manager.hook.polyport_patch(stage=stage, config=config)):
             for patch in contribution:
-                collected[self._checked(patch, (Patch, GraphFix), "polyport_patch").id] = patch
+                if not isinstance(patch, (Patch, GraphFix)):
+                    raise self._broken("polyport_patch", patch)
+                collected[patch.id] = patch
         return list(collected.values())
 
     def trace(self, call: CapturedCall, config: ExportConfig) -> TracedProgram:
@@ -122,10 +137,12 @@ class Session:
         quantized = self._manager.hook.polyport_quantize(target=target, config=config, stage=stage)
         return self._checked(quantized, type(target), "polyport_quantize")
 
-    def save(self, components: Mapping[str, ExportedComponent], directory: Path) -> dict[str, tuple[str, ...]]:
+    def save(
+        self, components: Mapping[str, ExportedComponent], directory: Path
+    ) -> dict[str, tuple[str, ...]]:
         """See `polyport_save`."""
         files = self._manager.hook.polyport_save(components=components, directory=directory)
-        self._checked(files, Mapping, "polyport_save")
+        files = self._checked(files, dict, "polyport_save")
         if set(files) != set(components) or not all(files.values()):
             raise BackendContractError(
                 f"polyport_save of {self.format!r} wrote {sorted(files)}, not a file for each of {sorted(components)}.",
@@ -141,7 +158,9 @@ class Session:
 
     def run(self, component: ExportedComponent, request: RunRequest) -> Runner:
         """See `polyport_run`."""
-        return checked_runner(self._manager.hook.polyport_run(component=component, request=request), self.format)
+        return checked_runner(
+            self._manager.hook.polyport_run(component=component, request=request), self.format
+        )
 
     def describe(self, component: ExportedComponent) -> dict[str, Any]:
         """See `polyport_describe`; empty where the backend says nothing."""
@@ -154,15 +173,18 @@ class Session:
         mine = {caller.name for caller in callers}
         return tuple(name for name in vars(hookspecs) if name in mine)
 
-    def _checked(self, value: Any, kind: Any, hook: str) -> Any:
+    def _checked(self, value: Any, kind: type[_T], hook: str) -> _T:
         """`value` if it is what the hook's specification says."""
         if value is None or not isinstance(value, kind):
-            raise BackendContractError(
-                f"{hook} of the backend {self.format!r} returned {type(value).__name__}, which its specification "
-                "doesn't allow.",
-                backend=self.format,
-            )
+            raise self._broken(hook, value)
         return value
+
+    def _broken(self, hook: str, value: Any) -> BackendContractError:
+        return BackendContractError(
+            f"{hook} of the backend {self.format!r} returned {type(value).__name__}, which its specification "
+            "doesn't allow.",
+            backend=self.format,
+        )
 
 
 def _describe(plugin: Any, name: str, who: str) -> BackendInfo:
@@ -177,10 +199,10 @@ def _describe(plugin: Any, name: str, who: str) -> BackendInfo:
             f"{info.config_class.export_format!r}. The three must agree.",
             backend=name,
         )
-    return cast(BackendInfo, info)
+    return info
 
 
-@lru_cache(maxsize=None)
+@cache
 def backend_class(name: str) -> tuple[str, str] | None:
     """Where an exporter or config class of that name is to be had among the installed backends.
 
@@ -190,7 +212,7 @@ def backend_class(name: str) -> tuple[str, str] | None:
     for plugin in discovery.installed():
         try:
             info = _describe(discovery.load(plugin), plugin.name, plugin.distribution)
-        except (IncompatibleVersion, discovery.BackendLoadError, BackendContractError):
+        except (IncompatibleVersion, BackendLoadError, BackendContractError):
             continue  # a broken plugin must not hide the others; asking for its format says what is wrong with it
         if name in (info.exporter, info.config_class.__name__):
             package = plugin.entry_point.module.split(".")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 def save(exported: ExportedModel, directory: Path, session: Session, processor: Any = None) -> None:
     """Write an export to a directory, which changes in one step (see `ExportedModel.save_pretrained`)."""
-    directory = Path(os.path.abspath(directory))
+    directory = directory.absolute()
     if directory.exists() and not directory.is_dir():
         raise ExportError(f"{directory} is a file; an export needs a directory.", stage="save")
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.new-"))
     try:
-        os.chmod(staging, 0o777 & ~_umask())
+        staging.chmod(0o777 & ~_umask())
         files = session.save(exported.components, staging)
         records = {
             name: ComponentRecord(
@@ -70,10 +71,10 @@ def _umask() -> int:
 def _keep_other_files(old: Path, new: Path) -> None:
     """Bring what isn't part of the old export along into the new directory, as hard links where possible."""
     replaced = {MANIFEST}
-    try:
+    with contextlib.suppress(
+        ArtifactError
+    ):  # no export was here, or a damaged one: all but the manifest is somebody's
         replaced.update(Manifest.read(old / MANIFEST).file_names())
-    except ArtifactError:
-        pass  # no export was here, or a damaged one: everything but the manifest is somebody's
     for entry in old.iterdir():
         target = new / entry.name
         if entry.name in replaced or target.exists():
@@ -81,7 +82,7 @@ def _keep_other_files(old: Path, new: Path) -> None:
         if entry.is_dir() and not entry.is_symlink():
             shutil.copytree(entry, target, copy_function=_link, symlinks=True)
         elif entry.is_symlink():
-            target.symlink_to(os.readlink(entry))
+            target.symlink_to(entry.readlink())
         else:
             _link(str(entry), str(target))
 
@@ -97,17 +98,17 @@ def _link(source: str, target: str) -> str:
 def _move_into_place(new: Path, directory: Path) -> None:
     """Put the finished directory where the old one is, or isn't."""
     if not directory.exists():
-        os.rename(new, directory)
+        new.rename(directory)
     elif _exchange(new, directory):
         shutil.rmtree(new)
     else:
         # no exchange on this system: the old export steps aside first and comes back if the second step fails
         aside = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old-"))
-        os.rename(directory, aside / "export")
+        directory.rename(aside / "export")
         try:
-            os.rename(new, directory)
+            new.rename(directory)
         except BaseException:
-            os.rename(aside / "export", directory)
+            (aside / "export").rename(directory)
             raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -143,7 +144,9 @@ def locate(path_or_id: str | os.PathLike[str], subfolder: str, **download: Any) 
     if path.is_dir():
         return path / subfolder
     if path.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path_or_id)):
-        raise ArtifactError(f"{path} is no directory with an export, nor the id of a hub repository.", stage="load")
+        raise ArtifactError(
+            f"{path} is no directory with an export, nor the id of a hub repository.", stage="load"
+        )
     return _fetch(str(path_or_id), subfolder, download)
 
 
@@ -162,7 +165,9 @@ def _fetch(repo_id: str, subfolder: str, download: dict[str, Any]) -> Path:
         optional = ["config.json", "generation_config.json"]
         if not manifest.complete:
             templates = Session(manifest.export_format).backend.companions
-            optional += [_companion(name, template) for name in manifest.file_names() for template in templates]
+            optional += [
+                _companion(name, template) for name in manifest.file_names() for template in templates
+            ]
         for name in optional:
             try:
                 get(name)
@@ -206,7 +211,9 @@ def load_components(
     for name, record in manifest.components.items():
         files = record.files
         if not manifest.complete:
-            beside = [_companion(file.name, template) for file in files for template in session.backend.companions]
+            beside = [
+                _companion(file.name, template) for file in files for template in session.backend.companions
+            ]
             files += tuple(FileRecord(file) for file in beside if (directory / file).exists())
         paths = [checked_file(directory, file) for file in files]
         import_architecture(record.metadata.architecture)
@@ -249,18 +256,17 @@ def load_config(directory: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - transformers raises whatever a config leads it to
         return _unknown_config(directory, error)
 
 
 def _unknown_config(directory: Path, error: Exception) -> Any:
-    """A config of a model type this transformers doesn't know: its values without its class, since a forward call
-    needs no more."""
+    """The values of a config whose model type this transformers doesn't know: a forward call needs no more."""
     from transformers import PreTrainedConfig
 
     try:
         return PreTrainedConfig.from_pretrained(str(directory), local_files_only=True)
-    except Exception:
+    except Exception:  # noqa: BLE001 - as above
         raise ArtifactError(f"{directory / 'config.json'} can't be read: {error}", stage="load") from error
 
 
@@ -273,6 +279,6 @@ def load_generation_config(directory: Path) -> Any:
     try:
         return GenerationConfig.from_pretrained(str(directory), local_files_only=True)
     except Exception as error:
-        raise ArtifactError(f"{directory / 'generation_config.json'} can't be read: {error}", stage="load") from error
-
-
+        raise ArtifactError(
+            f"{directory / 'generation_config.json'} can't be read: {error}", stage="load"
+        ) from error

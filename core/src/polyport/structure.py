@@ -109,7 +109,7 @@ def _encode_cache(cache: Any) -> tuple[list[tuple[str, Any]], str]:
 
 
 def _encode(value: Any, path: str, leaves: list[tuple[str, Any]]) -> Any:
-    if isinstance(value, torch.Tensor) or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
         leaves.append((path, value))
         return {"_t": "tensor", "i": len(leaves) - 1}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -121,9 +121,14 @@ def _encode(value: Any, path: str, leaves: list[tuple[str, Any]]) -> Any:
     if isinstance(value, list):
         return [_encode(item, _join(path, index), leaves) for index, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {"_t": "tuple", "v": [_encode(item, _join(path, index), leaves) for index, item in enumerate(value)]}
+        return {
+            "_t": "tuple",
+            "v": [_encode(item, _join(path, index), leaves) for index, item in enumerate(value)],
+        }
     if isinstance(value, dict):
-        pairs = [[_encode(key, "", []), _encode(item, _join(path, key), leaves)] for key, item in value.items()]
+        pairs = [
+            [_encode(key, "", []), _encode(item, _join(path, key), leaves)] for key, item in value.items()
+        ]
         return {"_t": "dict", "v": pairs}
     if isinstance(value, type) and _is_ours(value):
         return {"_t": "class", "p": _qualified(value)}
@@ -166,11 +171,13 @@ def _decode(value: Any, leaves: list[Any]) -> Any:
             return find_class(value["p"])
         case "obj":
             cls = find_class(value["p"])
-            instance = cls.__new__(cls)
+            instance: Any = object.__new__(cls)
             instance.__dict__.update({key: _decode(item, leaves) for key, item in value["s"].items()})
             return instance
         case other:
-            raise ArtifactError(f"The export describes a cache with a value of unknown kind {other!r}.", stage="load")
+            raise ArtifactError(
+                f"The export describes a cache with a value of unknown kind {other!r}.", stage="load"
+            )
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -260,7 +267,9 @@ def load_structure(text: str) -> TreeSpec:
     except (ValueError, TypeError, RecursionError) as error:
         raise ArtifactError(f"The export's call structure is not readable: {error}.", stage="load") from error
     if version != _TREESPEC_VERSION:
-        raise ArtifactError(f"The export's call structure has version {version!r}, not {_TREESPEC_VERSION}.", stage="load")
+        raise ArtifactError(
+            f"The export's call structure has version {version!r}, not {_TREESPEC_VERSION}.", stage="load"
+        )
     budget = [_MAX_NODES]
     try:
         return _load_node(node, 0, budget)
@@ -285,5 +294,7 @@ def _load_node(node: Mapping[str, Any], depth: int, budget: list[int]) -> TreeSp
     elif not isinstance(context, list) or not all(isinstance(key, (str, int)) for key in context):
         raise ArtifactError(f"The export's call structure has no keys for {node['type']!r}.", stage="load")
     elif len(context) != len(children):
-        raise ArtifactError(f"The export's call structure has too few keys for {node['type']!r}.", stage="load")
+        raise ArtifactError(
+            f"The export's call structure has too few keys for {node['type']!r}.", stage="load"
+        )
     return pytree.TreeSpec(cls, context, children)

@@ -15,7 +15,7 @@ import torch
 
 from polyport import structure
 from polyport.capture import capture, rebuilt, tensor_leaves, untouched
-from polyport.capture.layout import placeholders, propose
+from polyport.capture.layout import Layout, placeholders, propose
 from polyport.capture.resize import resized
 from polyport.config import ExportConfig
 from polyport.errors import InputError, PolyportError
@@ -126,9 +126,13 @@ def verify(
     """
     inputs = exported.sample if inputs is None else inputs
     if inputs is None:
-        raise InputError("A loaded export has no sample inputs: pass `inputs` to compare with.", stage="verify")
+        raise InputError(
+            "A loaded export has no sample inputs: pass `inputs` to compare with.", stage="verify"
+        )
     metadata = exported._only().metadata
-    call = capture(model, inputs, ExportConfig())  # prepares and checks the inputs, and proves that the model takes them
+    call = capture(
+        model, inputs, ExportConfig()
+    )  # prepares and checks the inputs, and proves that the model takes them
     cases = []
     with untouched(model), torch.no_grad():
         for name, kwargs in _variations(model, call.sample, metadata.axes):
@@ -145,7 +149,8 @@ def verify(
             except PolyportError as error:
                 cases.append(CaseReport(name, sizes, (), str(error)))
                 continue
-            except Exception as error:  # whatever a runtime raises is a finding, not a crash of the comparison
+            except Exception as error:  # noqa: BLE001
+                # whatever a runtime raises is a finding, not a crash of the comparison
                 cases.append(CaseReport(name, sizes, (), f"{type(error).__name__}: {error}"))
                 continue
             cases.append(CaseReport(name, sizes, tuple(_compare(expected, got, atol, rtol))))
@@ -155,7 +160,9 @@ def verify(
 def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The kwargs with containers of their own: a cache that was updated in place is no input for the second call."""
     leaves, spec = structure.flatten(dict(kwargs))
-    copied: dict[str, Any] = structure.unflatten([x.clone() if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+    copied: dict[str, Any] = structure.unflatten(
+        [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves], spec
+    )
     return copied
 
 
@@ -189,7 +196,9 @@ def _variations(
         if group.kind in ("tokens", "past") and group.size > 0:
             shorter, longer = max(group.size // 2, 1), group.size * 2 + 3
             plans.append((f"{group.name} shorter", {group.name: shorter}, 1))
-            plans.append((f"{group.name} longer", {group.name: min(longer, high or longer)}, 2 if lead else 1))
+            plans.append(
+                (f"{group.name} longer", {group.name: min(longer, high or longer)}, 2 if lead else 1)
+            )
         elif group.kind == "pixels" and group.name == "height":
             square = {g.name: g.size * 2 for g in layout.groups.values() if g.kind == "pixels"}
             plans.append(("image x2", square, 1))
@@ -207,11 +216,11 @@ def _variations(
             yield f"{side} padding", rebuilt(sample, padded)
 
 
-def _first(layout: Any, group: str) -> str:
+def _first(layout: Layout, group: str) -> str:
     return next(leaf for leaf, dims in layout.axes.items() if dims.get(0) == (group,))
 
 
-def _first_row(leaves: Mapping[str, torch.Tensor], layout: Any) -> dict[str, torch.Tensor] | None:
+def _first_row(leaves: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, torch.Tensor] | None:
     """The sample's first row alone; None where rows and leading axes don't divide evenly."""
     batch = layout.groups["batch"].size if "batch" in layout.groups else 0
     if batch < 2:
@@ -247,7 +256,9 @@ def _compare(expected: Any, got: Any, atol: float | None, rtol: float | None) ->
         if not isinstance(wanted.get(name, found.get(name)), torch.Tensor):
             same = wanted.get(name) == found.get(name)
             if not same:
-                yield OutputReport(name, None, None, 0.0, 0.0, False, f"{found.get(name)!r} instead of {wanted.get(name)!r}")
+                yield OutputReport(
+                    name, None, None, 0.0, 0.0, False, f"{found.get(name)!r} instead of {wanted.get(name)!r}"
+                )
             continue
         yield _compare_leaf(name, wanted.get(name), found.get(name), atol, rtol)
 
@@ -276,7 +287,6 @@ def _compare_leaf(name: str, wanted: Any, found: Any, atol: float | None, rtol: 
     bound = absolute + relative * torch.where(a.isfinite(), a.abs(), 0.0)
     passed = bool((difference <= bound).all())
     reason = "" if passed else f"{int((difference > bound).sum())} of {difference.numel()} values differ"
-    return OutputReport(name, max_abs, max_abs / scale if scale else max_abs, absolute, relative, passed, reason)
-
-
-
+    return OutputReport(
+        name, max_abs, max_abs / scale if scale else max_abs, absolute, relative, passed, reason
+    )
