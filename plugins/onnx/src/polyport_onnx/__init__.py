@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from polyport.exporter import HfExporter
-
 from polyport_onnx.__about__ import __version__
 from polyport_onnx.config import OnnxConfig
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from polyport.errors import ConfigError, ExportError
 from polyport.pipeline import ExportedComponent, TracedProgram
-
 from polyport_onnx import torch_internals
 from polyport_onnx.config import OnnxConfig
 from polyport_onnx.lowering import lower_program
@@ -24,7 +23,9 @@ def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent
     """
     low, high = torch_internals.MIN_OPSET, torch_internals.MAX_OPSET
     if config.opset_version is not None and not low <= config.opset_version <= high:
-        raise ConfigError(f"opset_version {config.opset_version} is not supported: choose one from {low} to {high}.")
+        raise ConfigError(
+            f"opset_version {config.opset_version} is not supported: choose one from {low} to {high}."
+        )
     try:
         model = lower_program(
             traced.program,
@@ -35,5 +36,7 @@ def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent
             optimize=config.optimize,
         )
     except (ValueError, UnsupportedOperator) as error:
-        raise ExportError(f"The traced graph can't be lowered to ONNX: {error}", stage="lower", backend="onnx") from error
+        raise ExportError(
+            f"The traced graph can't be lowered to ONNX: {error}", stage="lower", backend="onnx"
+        ) from error
     return ExportedComponent(program=model, metadata=traced.metadata)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from polyport.markers import hookimpl
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import BackendInfo, ExportedComponent, Runner, RunRequest, TracedProgram
-
 from polyport_onnx.config import OnnxConfig
 
 if TYPE_CHECKING:
@@ -34,7 +33,12 @@ def polyport_backend() -> BackendInfo:
         summary="ONNX graphs, run by ONNX Runtime",
         companions=("{file}.data",),
         builds_on=("dynamo",),
-        packages={"onnx": ">=1.17", "onnx-ir": ">=0.1.12", "onnxscript": ">=0.5.4", "onnxruntime": ">=1.20"},
+        packages={
+            "onnx": ">=1.20,<2",
+            "onnx-ir": ">=1.0,<2",
+            "onnxscript": ">=0.7,<1",
+            "onnxruntime": ">=1.23,<2",
+        },
         tested={"onnx": "1.23.2", "onnx-ir": "1.1.0", "onnxscript": "0.7.2", "onnxruntime": "1.32.0"},
         runs_dtypes={"cpu": _CPU_DTYPES},
     )
@@ -48,17 +52,22 @@ def polyport_lower(traced: TracedProgram, config: OnnxConfig) -> ExportedCompone
 
 
 @hookimpl
-def polyport_save(components: Mapping[str, ExportedComponent], directory: Path) -> Mapping[str, Sequence[str]]:
+def polyport_save(
+    components: Mapping[str, ExportedComponent], directory: Path
+) -> Mapping[str, Sequence[str]]:
     from polyport_onnx.artifact import save_model
 
-    return {name: save_model(component.program, directory / f"{name}.onnx") for name, component in components.items()}
+    return {
+        name: save_model(component.program, directory / f"{name}.onnx")
+        for name, component in components.items()
+    }
 
 
 @hookimpl
 def polyport_load(files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> onnx_ir.Model:
     from polyport_onnx.artifact import load_model
 
-    return load_model(files)
+    return load_model(files, trust=trust)
 
 
 @hookimpl

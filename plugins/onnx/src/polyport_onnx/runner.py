@@ -11,13 +11,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
+
 from polyport.errors import ExportError, InputError
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import RunRequest
-
-from polyport_onnx.artifact import SOURCE, save_model
-
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "xpu": "OpenVINOExecutionProvider"}
+from polyport_onnx.artifact import save_model, source_of
 
 
 class SessionRunner:
@@ -37,28 +35,26 @@ class SessionRunner:
 
     def __init__(self, model: ir.Model, metadata: ExportMetadata, request: RunRequest) -> None:
         options = request.take(providers=None, session_options=None)
-        device = torch.device(request.device or "cpu")
-        providers = options["providers"] or _providers(device)
-        source: Path | None = model.meta.get(SOURCE)
-        if source is not None:
-            self.session = _session(source, options["session_options"], providers)
-        else:
-            with tempfile.TemporaryDirectory(prefix="polyport-onnx-") as folder:
-                save_model(model, Path(folder, "model.onnx"))
-                self.session = _session(Path(folder, "model.onnx"), options["session_options"], providers)
-        on_gpu = device.type != "cpu" and "CUDAExecutionProvider" in self.session.get_providers()
-        self.device = f"cuda:{device.index or 0}" if on_gpu else "cpu"
-        self._inputs = [value.name for value in self.session.get_inputs()]
-        self._outputs = [value.name for value in self.session.get_outputs()]
-        if len(self._inputs) != len(metadata.inputs):
-            raise ExportError(
-                f"The graph takes {', '.join(self._inputs)}, the export's metadata names {', '.join(metadata.input_names)}.",
-                stage="run",
-                backend="onnx",
+        device = _torch_device(request.device)
+        wanted = options["providers"]
+        providers = _checked_providers(wanted) if wanted else _providers(device)
+        self.session = _opened(model, _checked_options(options["session_options"]), providers)
+        active = self.session.get_providers()
+        if (
+            not wanted
+            and (first := providers[0] if isinstance(providers[0], str) else providers[0][0]) not in active
+        ):
+            # ONNX Runtime only warns, and computes on the CPU instead
+            raise InputError(
+                f"{first} can't be used here: ONNX Runtime fell back to {', '.join(active)}.", stage="run"
             )
+        on_gpu = device.type == "cuda" and "CUDAExecutionProvider" in active
+        self.device = f"cuda:{device.index or 0}" if on_gpu else "cpu"
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        self._inputs = _in_order([value.name for value in inputs], metadata.input_names, "takes")
+        self._outputs = _in_order([value.name for value in outputs], metadata.output_names, "returns")
         # numpy has no bfloat16, and knows nothing of a GPU: such tensors are bound by address
-        dtypes = {info.dtype for info in (*metadata.inputs, *metadata.outputs)}
-        self._bound = on_gpu or "bfloat16" in dtypes
+        self._bound = on_gpu or any(value.type == "tensor(bfloat16)" for value in (*inputs, *outputs))
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run the graph once (see `polyport.pipeline.Runner`)."""
@@ -85,8 +81,37 @@ class SessionRunner:
         return [_tensor(value) for value in binding.get_outputs()]
 
 
+def _in_order(graph: list[str], recorded: Sequence[str], verb: str) -> list[str]:
+    """Names in the graph, in the order of the export's record."""
+    if set(graph) == set(recorded):
+        return list(recorded)
+    if len(graph) != len(recorded):
+        raise ExportError(
+            f"The graph {verb} {', '.join(graph)}, the export's metadata names {', '.join(recorded)}.",
+            stage="run",
+            backend="onnx",
+        )
+    return graph  # another tool's names, in the same order
+
+
+# ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _torch_device(name: str | None) -> torch.device:
+    try:
+        return torch.device(name or "cpu")
+    except RuntimeError as error:
+        raise InputError(f"{name!r} is no device: {str(error).splitlines()[0]}", stage="run") from error
+
+
 def _providers(device: torch.device) -> list[Any]:
-    name = _PROVIDERS.get(device.type)
+    """The providers for a device, and the CPU's for what they don't have."""
+    if device.type == "cpu":
+        return ["CPUExecutionProvider"]
+    name, options = {
+        "cuda": ("CUDAExecutionProvider", {"device_id": str(device.index or 0)}),
+        "xpu": ("OpenVINOExecutionProvider", {"device_type": "GPU"}),
+    }.get(device.type, (None, {}))
     available = ort.get_available_providers()
     if name not in available:
         raise InputError(
@@ -94,32 +119,62 @@ def _providers(device: torch.device) -> list[Any]:
             "providers come with other distributions of it (onnxruntime-gpu, onnxruntime-openvino).",
             stage="run",
         )
-    if device.type == "cpu":
-        return [name]
-    return [(name, {"device_id": str(device.index or 0)}), "CPUExecutionProvider"]
+    return [(name, options), "CPUExecutionProvider"]
 
 
-def _session(path: Path, session_options: Any, providers: Sequence[Any]) -> ort.InferenceSession:
-    options = session_options or ort.SessionOptions()
-    if session_options is None:
-        options.log_severity_level = 3  # its warnings speak of the graph's internals, to people who did not write it
-    known = set(ort.get_available_providers())
+def _checked_providers(wanted: Any) -> list[Any]:
+    providers = [wanted] if isinstance(wanted, str) else list(wanted)
+    known = ort.get_available_providers()
     for provider in providers:
         name = provider if isinstance(provider, str) else provider[0]
         if name not in known:
             raise InputError(
-                f"ONNX Runtime has no provider {name!r} here, only {', '.join(sorted(known))}.", stage="run"
+                f"ONNX Runtime has no provider {name!r} here, only {', '.join(known)}.", stage="run"
             )
+    return providers
+
+
+def _checked_options(options: Any) -> ort.SessionOptions:
+    if options is None:
+        options = ort.SessionOptions()
+        # its warnings speak of the graph's internals, to people who did not write it
+        options.log_severity_level = 3
+    if not isinstance(options, ort.SessionOptions):
+        raise InputError(
+            f"session_options must be an onnxruntime.SessionOptions, not {type(options).__name__}.",
+            stage="run",
+        )
+    return options
+
+
+def _opened(model: ir.Model, options: ort.SessionOptions, providers: Sequence[Any]) -> ort.InferenceSession:
+    source = source_of(model)
+    if source is not None:
+        return _session(source, options, providers)
+    # a mapped file can't be deleted on every system: what is left then is the system's to clear
+    with tempfile.TemporaryDirectory(prefix="polyport-onnx-", ignore_cleanup_errors=True) as folder:
+        save_model(model, Path(folder, "model.onnx"))
+        return _session(Path(folder, "model.onnx"), options, providers)
+
+
+def _session(path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ExportError(f"ONNX Runtime {ort.__version__} can't load the graph: {reason}", stage="run", backend="onnx") from error
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ExportError(
+            f"ONNX Runtime {ort.__version__} can't load the graph: {reason}", stage="run", backend="onnx"
+        ) from error
+
+
+# ── tensors by address ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _ort_value(tensor: torch.Tensor) -> ort.OrtValue:
     if tensor.dtype is torch.bool:  # DLPack has no bool that both sides agree on
-        return ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(tensor.view(torch.uint8).__dlpack__(), True))
+        return ort.OrtValue(
+            ort.capi._pybind_state.OrtValue.from_dlpack(tensor.view(torch.uint8).__dlpack__(), True)
+        )
     return ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(tensor.__dlpack__(), False))
 
 
