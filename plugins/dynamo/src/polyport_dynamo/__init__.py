@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from polyport.exporter import HfExporter
-
 from polyport_dynamo.__about__ import __version__
 from polyport_dynamo.config import DynamoConfig
 

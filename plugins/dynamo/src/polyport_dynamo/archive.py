@@ -6,12 +6,15 @@ What others wrote is checked before torch reads it (see `polyport_dynamo.inspect
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from polyport.errors import ArtifactError
 
+from polyport.errors import ArtifactError
 from polyport_dynamo.inspection import check_archive
 
 
@@ -52,13 +55,26 @@ def load_program(path: Path, *, trust: bool) -> torch.export.ExportedProgram:
     if not trust:
         check_archive(path)
     try:
-        return torch.export.load(str(path))
+        with _errors_only("torch._export.serde.serialize"), _errors_only("torch.export"):
+            return torch.export.load(str(path))
     except Exception as error:
         raise ArtifactError(
             f"{path} can't be read by torch {torch.__version__}: {type(error).__name__}: {error}",
             stage="load",
             backend="dynamo",
         ) from error
+
+
+@contextmanager
+def _errors_only(name: str) -> Iterator[None]:
+    """Keep a logger's warnings back: torch prints the traceback of what is raised here, and one of them it can't format."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def count_operators(program: torch.export.ExportedProgram) -> dict[str, int]:

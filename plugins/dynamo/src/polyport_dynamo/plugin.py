@@ -16,7 +16,6 @@ from polyport.markers import hookimpl
 from polyport.metadata import ExportMetadata
 from polyport.patching import GraphFix, Patch
 from polyport.pipeline import BackendInfo, CapturedCall, ExportedComponent, Runner, RunRequest, TracedProgram
-
 from polyport_dynamo.config import DynamoConfig
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def polyport_backend() -> BackendInfo:
         exporter="DynamoExporter",
         suffix=".pt2",
         summary="torch.export programs, run by PyTorch",
-        packages={"torch": ">=2.9"},
+        packages={"torch": ">=2.12,<3"},
         tested={"torch": "2.13.0"},
     )
 
@@ -58,14 +57,21 @@ def polyport_lower(traced: TracedProgram, config: ExportConfig) -> ExportedCompo
 
 
 @hookimpl
-def polyport_save(components: Mapping[str, ExportedComponent], directory: Path) -> Mapping[str, Sequence[str]]:
+def polyport_save(
+    components: Mapping[str, ExportedComponent], directory: Path
+) -> Mapping[str, Sequence[str]]:
     from polyport_dynamo.archive import save_program
 
-    return {name: save_program(component.program, directory / f"{name}.pt2") for name, component in components.items()}
+    return {
+        name: save_program(component.program, directory / f"{name}.pt2")
+        for name, component in components.items()
+    }
 
 
 @hookimpl
-def polyport_load(files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> torch.export.ExportedProgram:
+def polyport_load(
+    files: Sequence[Path], metadata: ExportMetadata, trust: bool
+) -> torch.export.ExportedProgram:
     from polyport_dynamo.archive import load_program
 
     return load_program(files[0], trust=trust)
@@ -76,7 +82,7 @@ def polyport_run(component: ExportedComponent, request: RunRequest) -> Runner:
     from polyport_dynamo.runner import ProgramRunner
 
     request.take()
-    return ProgramRunner(component.program, request.device)
+    return ProgramRunner(component.program, component.metadata, request.device)
 
 
 @hookimpl

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from polyport.errors import InputError
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from polyport.errors import ArtifactError, InputError
+from polyport.metadata import ExportMetadata
 
 
 class ProgramRunner:
@@ -19,13 +21,17 @@ class ProgramRunner:
 
     Args:
         program: The program.
+        metadata: The record of the program.
         device: Where to run; None for where the program's weights are.
 
     Raises:
         InputError: The device is not available.
+        ArtifactError: The program is not the one that the record describes.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, device: str | None) -> None:
+    def __init__(
+        self, program: torch.export.ExportedProgram, metadata: ExportMetadata, device: str | None
+    ) -> None:
         if device is not None:
             program = _moved(program, device)
         self.device = str(_device(program))
@@ -45,6 +51,17 @@ class ProgramRunner:
             for index, spec in enumerate(program.graph_signature.output_specs)
             if spec.kind == OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
         ]
+        found, recorded = (
+            (len(self._places), len(self._outputs)),
+            (len(metadata.inputs), len(metadata.outputs)),
+        )
+        if found != recorded:
+            raise ArtifactError(
+                f"The program takes {found[0]} tensors and returns {found[1]}, but the export's metadata describes one "
+                f"that takes {recorded[0]} and returns {recorded[1]}.",
+                stage="run",
+                backend="dynamo",
+            )
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run the graph once (see `polyport.pipeline.Runner`)."""
@@ -60,7 +77,9 @@ def _lifted(program: torch.export.ExportedProgram, spec: Any) -> Any:
     """The weight or constant that a graph input stands for."""
     if spec.target in program.state_dict:
         return program.state_dict[spec.target].detach()
-    return program.constants[spec.target]
+    if spec.target in program.constants:
+        return program.constants[spec.target]
+    raise ArtifactError(f"The program lacks the tensor {spec.target!r}.", stage="run", backend="dynamo")
 
 
 def _device(program: torch.export.ExportedProgram) -> torch.device:
@@ -76,7 +95,9 @@ def _moved(program: torch.export.ExportedProgram, device: str) -> torch.export.E
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"The device {device!r} is not available to PyTorch here: {reason}", stage="run") from error
+        raise InputError(
+            f"The device {device!r} is not available to PyTorch here: {reason}", stage="run"
+        ) from error
     here = _device(program)
     if target.type == here.type and target.index in (None, here.index):
         return program

@@ -1,0 +1,299 @@
+"""Which axes of the inputs may vary, as far as names and sizes tell; `probe` then asks the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+import torch
+
+#: What an axis counts, which decides how a sample is made longer along it.
+Kind = Literal["lead", "tokens", "past", "pixels", "free", "fixed"]
+
+#: Kwargs that hold caches, whose tensors are `[batch, heads, past, head_dim]` (or states that only have a batch).
+CACHES = ("cache", "past_key_values", "cache_params", "state", "encoder_past_key_values")
+
+#: Kwarg -> what its second kind of axis counts, where "sequence" would mislead a reader.
+_READABLE = {
+    "input_values": "samples",
+    "input_features": "frames",
+    "flattened_patches": "patches",
+    "past_values": "time",
+    "input_points": "points",
+}
+
+_IMAGE = ("pixel_", "image_", "video_", "aspect_ratio_", "spatial_shapes")
+_ROWS_ONLY = ("_grid_thw", "_sizes", "spatial_shapes")
+
+
+@attrs.frozen
+class Group:
+    """Axes that move together.
+
+    Args:
+        name: Name of the axis (`batch`, `sequence`, `past`...).
+        kind: What it counts.
+        size: Its size in the sample.
+        sure: Whether such an axis varies in any model that has one; others are asked one by one.
+    """
+
+    name: str
+    kind: Kind
+    size: int
+    sure: bool = True
+
+
+@attrs.frozen
+class Layout:
+    """Every axis that may vary.
+
+    Args:
+        axes: Leaf -> {axis index: names of the groups whose sizes add up to it} (a mask over a cache covers
+            `past` and `sequence`).
+        groups: Name -> group.
+    """
+
+    axes: Mapping[str, Mapping[int, tuple[str, ...]]]
+    groups: Mapping[str, Group]
+
+    def only(self, names: set[str]) -> Layout:
+        """The layout with just these groups; the others count with their size (`past+1`)."""
+        axes: dict[str, dict[int, tuple[str, ...]]] = {}
+        for leaf, dims in self.axes.items():
+            kept = {dim: terms for dim, terms in dims.items() if names.intersection(terms)}
+            axes[leaf] = {
+                dim: tuple(term if term in names else str(self.groups[term].size) for term in terms)
+                for dim, terms in kept.items()
+            }
+        return Layout(axes, {name: group for name, group in self.groups.items() if name in names})
+
+
+def numbers(config: Any) -> set[int]:
+    """Every whole number in a config and those inside it: sizes a trace must avoid, lest a comparison be frozen."""
+    found: set[int] = set()
+    stack: list[Any] = [config.to_dict() if hasattr(config, "to_dict") else {}]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, bool):
+            continue
+        if isinstance(value, int):
+            found.add(value)
+        elif isinstance(value, Mapping):
+            stack.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            stack.extend(value)
+    return found
+
+
+def placeholders(config: Any) -> set[int]:
+    """Token ids that stand for something: padding, ends, images."""
+    found: set[int] = set()
+    stack: list[Any] = [config.to_dict() if hasattr(config, "to_dict") else {}]
+    while stack:
+        for key, value in stack.pop().items():
+            if isinstance(value, Mapping):
+                stack.append(value)
+            elif isinstance(key, str) and key.endswith(("token_id", "token_index")):
+                values = value if isinstance(value, (list, tuple)) else [value]
+                found.update(item for item in values if isinstance(item, int))
+    return found
+
+
+def propose(leaves: Mapping[str, torch.Tensor], special: set[int]) -> Layout:
+    """Group the axes of the inputs by what they count.
+
+    Args:
+        leaves: The input tensors by name.
+        special: Token ids that stand for something else (see `placeholders`).
+    """
+    return _Proposal(leaves, special).layout()
+
+
+class _Proposal:
+    def __init__(self, leaves: Mapping[str, torch.Tensor], special: set[int]) -> None:
+        self.leaves = leaves
+        self.axes: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in leaves}
+        self.groups: dict[str, Group] = {}
+        self.batch = self._batch()
+        self.sequence = self._length(
+            "input_ids", "inputs_embeds", "encoder_outputs.last_hidden_state", "encoder_outputs.0"
+        )
+        self.decoder = self._length("decoder_input_ids", "decoder_inputs_embeds")
+        # layers with a sliding window may hold less than the others
+        pasts = [int(x.shape[2]) for n, x in leaves.items() if _is_past(n, x) and "cross_attention" not in n]
+        # of a static cache the size of the buffers says nothing about the tokens in them
+        self.buffered = any(n.endswith("cumulative_length") for n in leaves)
+        self.past = None if self.buffered else max(pasts, default=None)
+        # a recurrent state takes one token at a time; what a model does with more is another computation
+        self.stepwise = self.sequence == 1 and any(
+            n.split(".")[0] in CACHES
+            and not _is_past(n, x)
+            and not n.endswith("cumulative_length")
+            and x.dim() > 1
+            for n, x in leaves.items()
+        )
+        text, pixels = leaves.get("input_ids"), [n for n in leaves if n.startswith("pixel_values")]
+        # images that take the place of tokens are counted on their own: a row may hold none or several
+        self.placed = (
+            bool(pixels) and text is not None and any(bool((text == token).any()) for token in special)
+        )
+        self.tiled = any(name.endswith("_sizes") for name in leaves)
+        if self.placed and not self.tiled and any(leaves[name].dim() > 4 for name in pixels):
+            self.placed = False  # [batch, images, ...]: a row's images are an axis of their own
+
+    def layout(self) -> Layout:
+        for name, leaf in self.leaves.items():
+            if leaf.dim() == 0:
+                continue
+            if name.split(".")[0] in CACHES:
+                self._cache(name, leaf)
+            elif name.startswith(_IMAGE):
+                self._image(name, leaf)
+            else:
+                self._other(name, leaf)
+        return Layout(self.axes, self.groups)
+
+    def _batch(self) -> int:
+        first = (
+            "input_ids",
+            "inputs_embeds",
+            "decoder_input_ids",
+            "input_features",
+            "input_values",
+            "pixel_values",
+        )
+        for name in (*first, *self.leaves):
+            leaf = self.leaves.get(name)
+            if leaf is not None and leaf.dim() > 0:
+                return int(leaf.shape[0])
+        return 1
+
+    def _length(self, *names: str) -> int | None:
+        for name in names:
+            leaf = self.leaves.get(name)
+            if leaf is not None and leaf.dim() > 1:
+                return int(leaf.shape[1 if leaf.is_floating_point() else -1])
+        return None
+
+    def _set(self, leaf: str, dim: int, name: str, kind: Kind, sure: bool = True) -> None:
+        size = int(self.leaves[leaf].shape[dim])
+        group = self.groups.setdefault(name, Group(name, kind, size, sure))
+        if group.size != size:
+            name = f"{leaf}_{dim}"
+            self.groups[name] = Group(name, kind, size, sure)
+        self.axes[leaf][dim] = (name,)
+
+    def _lead(self, leaf: str, other: str) -> None:
+        same = self.leaves[leaf].shape[0] == self.batch
+        self._set(leaf, 0, "batch" if same else other, "lead")
+
+    def _cache(self, name: str, leaf: torch.Tensor) -> None:
+        self._lead(name, f"{name}_0")
+        if not _is_past(name, leaf):
+            return
+        length = int(leaf.shape[2])
+        crossed = "cross_attention" in name
+        if crossed and length == self.sequence:
+            self._set(name, 2, "sequence", "tokens")
+        elif self.buffered:
+            self._set(name, 2, f"encoder_buffer_{length}" if crossed else "cache_length", "past", sure=False)
+        elif crossed:
+            self._set(name, 2, "encoder_sequence", "past")
+        else:
+            self._set(name, 2, "past" if length == self.past else f"past_{length}", "past")
+
+    def _image(self, name: str, leaf: torch.Tensor) -> None:
+        rank, masklike = leaf.dim(), not name.startswith("pixel_values")
+        if rank == 2 and not masklike:
+            self._set(name, 0, "patches", "lead")
+            return
+        if self.placed:
+            self._set(name, 0, "images", "lead")
+        else:
+            self._lead(name, "images")
+        if name.endswith(_ROWS_ONLY) or name.startswith(_ROWS_ONLY):
+            return
+        if rank == 3 and name in ("pixel_values", "pixel_attention_mask"):
+            self._set(name, 1, "patches", "free")
+            return
+        spatial = name.startswith("pixel_") and rank >= (3 if masklike else 4)
+        if spatial:
+            self._set(name, rank - 2, "height", "pixels")
+            self._set(name, rank - 1, "width", "pixels")
+        last = rank if not spatial else rank - 2 if masklike else rank - 3
+        for dim in range(1, last):
+            if self.tiled or dim == 2:
+                label = "tiles"
+            else:
+                label = "images" if "input_ids" in self.leaves and "video" not in name else "frames"
+            self._set(name, dim, label, "free", sure=False)
+
+    def _other(self, name: str, leaf: torch.Tensor) -> None:
+        base = name.split(".", maxsplit=1)[0]
+        first = 1
+        if leaf.dim() == 1 and base.endswith("position"):
+            first = 0  # cache_position has no batch
+        elif leaf.dim() == 3 and base.endswith("position_ids") and leaf.shape[0] != self.batch:
+            self._set(name, 1, "batch", "lead")  # [rope sections, batch, sequence]
+            first = 2
+        else:
+            self._lead(name, f"{name}_0".replace(".", "_"))
+        for dim in range(first, leaf.dim()):
+            self._other_axis(name, base, leaf, dim)
+
+    def _other_axis(self, name: str, base: str, leaf: torch.Tensor, dim: int) -> None:
+        size = int(leaf.shape[dim])
+        label, length = (
+            ("decoder_sequence", self.decoder) if base.startswith("decoder_") else ("sequence", self.sequence)
+        )
+        counted = size == length and (dim == 1 or not leaf.is_floating_point())
+        if (
+            self.past is not None
+            and "mask" in base
+            and dim == leaf.dim() - 1
+            and size == self.past + (length or 0)
+        ):
+            self._total(name, dim, label, size)
+        elif base == "cross_attention_mask" and dim > 1:
+            self._set(name, dim, "images" if dim == 2 else "tiles", "free", sure=False)
+        elif self.buffered and base == "attention_mask" and leaf.dim() == 2:
+            self._set(name, dim, "total_sequence", "free", sure=False)
+        elif counted and not self.stepwise:
+            self._set(name, dim, label, "tokens")
+        elif length is not None and not counted and not leaf.is_floating_point() and dim == 1:
+            if leaf.dim() == 3 and base != "bbox":
+                self._set(name, dim, "choices", "free", sure=False)
+            elif "mask" in base:
+                self._set(name, dim, f"{base}_{dim}", "free", sure=False)
+        elif length is None and label == "sequence":
+            self._free(name, base, leaf, dim)
+
+    def _total(self, name: str, dim: int, sequence: str, size: int) -> None:
+        if self.stepwise:
+            self.groups.setdefault(sequence, Group(sequence, "fixed", size - (self.past or 0)))
+        self.groups.setdefault(sequence, Group(sequence, "tokens", size - (self.past or 0)))
+        self.groups.setdefault("past", Group("past", "past", self.past or 0))
+        self.axes[name][dim] = ("past", sequence)
+
+    def _free(self, name: str, base: str, leaf: torch.Tensor, dim: int) -> None:
+        """An axis of something that is no text: joined with axes of its size among the like, asked one by one."""
+        size = int(leaf.shape[dim])
+        for group in self.groups.values():
+            if group.kind == "free" and group.size == size and name not in self._members(group.name):
+                self._set(name, dim, group.name, "free", sure=False)
+                return
+        label = _READABLE.get(base, f"{base}_{dim}")
+        if label in self.groups:
+            label = f"{base}_{dim}"
+        self._set(name, dim, label, "free", sure=False)
+
+    def _members(self, group: str) -> Iterator[str]:
+        return (leaf for leaf, dims in self.axes.items() for terms in dims.values() if group in terms)
+
+
+def _is_past(name: str, leaf: torch.Tensor) -> bool:
+    """Whether a leaf of a cache grows with the tokens: keys and values do, the states of recurrent layers don't."""
+    path = name.split(".")
+    legacy = all(part.isdigit() for part in path[1:])  # a tuple of tuples
+    return path[0] in CACHES and leaf.dim() == 4 and (path[-1] in ("keys", "values") or legacy)

@@ -1,0 +1,17 @@
+"""Patches of upstream libraries that tracing needs, one module per fault."""
+
+from __future__ import annotations
+
+from polyport.patching import GraphFix, Patch
+from polyport_dynamo.fixes import asserts, integers, paddings, pieces, positions, recurrence, windows
+
+#: All of them, in the order in which they are applied.
+PATCHES: tuple[Patch | GraphFix, ...] = (
+    integers.PATCH,
+    positions.PATCH,
+    pieces.PATCH,
+    *windows.PATCHES,
+    *recurrence.PATCHES,
+    paddings.PATCH,
+    asserts.FIX,
+)

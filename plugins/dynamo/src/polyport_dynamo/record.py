@@ -1,0 +1,96 @@
+"""The record of a traced program."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from polyport import structure
+from polyport.capture import tensor_leaves
+from polyport.config import ExportConfig
+from polyport.metadata import ExportMetadata, TensorInfo
+from polyport.pipeline import CapturedCall
+from polyport_dynamo.axes import AxisNames, user_tensors
+
+
+def describe(
+    program: torch.export.ExportedProgram,
+    call: CapturedCall,
+    kwargs: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    names: AxisNames,
+    config: ExportConfig,
+) -> ExportMetadata:
+    """What goes in and out of the program, in names that every format shares."""
+    leaves = tensor_leaves(kwargs)
+    placeholders = user_tensors(program)
+    inputs = [_info(name, node.meta["val"], names) for name, node in zip(leaves, placeholders, strict=True)]
+    outputs, out_constants = _outputs(program, names)
+    weight = next((p for p in call.model.parameters() if p.is_floating_point()), None)
+    device = next((x.device for x in (*call.model.parameters(), *leaves.values())), torch.device("cpu"))
+    return ExportMetadata(
+        architecture=type(call.model).__name__,
+        packages={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        export_config=config.record(),
+        export_dtype=_dtype(weight.dtype) if weight is not None else None,
+        export_device=str(device),
+        kwargs={name: _described(value) for name, value in kwargs.items()},
+        in_spec=structure.dump_structure(structure.flatten(((), dict(kwargs)))[1]),
+        out_spec=structure.dump_structure(program.call_spec.out_spec),
+        in_constants={name: _plain(value) for name, value in constants.items()},
+        out_constants=out_constants,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        axes=dict(names.ranges),
+        defaults=dict(call.defaults),
+    )
+
+
+def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[list[TensorInfo], list[Any]]:
+    out_spec = program.call_spec.out_spec
+    specs = program.graph_signature.output_specs
+    nodes = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
+    wanted = [
+        (spec, node)
+        for spec, node in zip(specs, nodes, strict=True)
+        if spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT
+    ]
+    # names come from an unflattened skeleton: a ModelOutput's fields, a cache's attributes. Its leaves are tensors,
+    # since a cache takes numbers for part of its structure
+    skeleton = structure.unflatten([torch.empty(0)] * len(wanted), out_spec)
+    paths = [name for name, _ in structure.flatten_named(skeleton)]
+    infos, constants = [], []
+    for index, (name, (_, node)) in enumerate(zip(paths, wanted, strict=True)):
+        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        if isinstance(value, torch.Tensor):
+            infos.append(_info(name, value, names))
+        else:
+            constants.append([index, _plain(value)])
+    return infos, constants
+
+
+def _info(name: str, value: torch.Tensor, names: AxisNames) -> TensorInfo:
+    return TensorInfo(name, _dtype(value.dtype), tuple(names.size(size) for size in value.shape))
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return {"rank": value.dim(), "shape": list(value.shape), "dtype": _dtype(value.dtype)}
+    return {"container": type(value).__name__}
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value)
