@@ -58,18 +58,21 @@ def __getattr__(name: str) -> Any:
 
 
 def _backend_class(name: str, backend: str) -> Any:
+    from polyport.discovery import installed
     from polyport.errors import BackendNotInstalled
-    from polyport.session import backend_class
+    from polyport.session import Session, backend_class
 
-    home = backend_class(name)
-    if home is None:
-        # by convention, the format is the class's name in lower case and comes from the distribution polyport-<format>
-        raise BackendNotInstalled(
-            f"{name} belongs to a backend that is not installed: pip install polyport-{backend.lower()}",
-            backend=backend.lower(),
-        )
-    module, attribute = home
-    return getattr(importlib.import_module(module), attribute)
+    found = backend_class(name)
+    if found is not None:
+        return found
+    # by convention, the format is the class's name in lower case and comes from the distribution polyport-<format>
+    export_format = backend.lower()
+    if any(plugin.name == export_format for plugin in installed()):
+        Session(export_format)  # says what is wrong with it
+    raise BackendNotInstalled(
+        f"{name} belongs to a backend that is not installed: pip install polyport-{export_format}",
+        backend=export_format,
+    )
 
 
 def __dir__() -> list[str]:

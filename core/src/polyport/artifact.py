@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from polyport import storage
-from polyport.errors import ArtifactError, InputError
+from polyport.errors import InputError
 from polyport.pipeline import ExportedComponent, RunRequest
 from polyport.session import Session
 
@@ -98,13 +98,10 @@ class ExportedModel(Mapping[str, ExportedComponent]):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the parameters of the model it was made from."""
-        import torch
+        from polyport.caches import find_dtype
 
         name = next(iter(self.components.values())).metadata.export_dtype
-        dtype = getattr(torch, name or "float32", None)
-        if not isinstance(dtype, torch.dtype):
-            raise ArtifactError(f"The export names a dtype {name!r} that torch doesn't have.", stage="load")
-        return dtype
+        return find_dtype((name or "float32").removeprefix("torch."))
 
     def to(self, device: str | torch.device | None, **options: Any) -> Self:
         """Choose where the export runs; runners are made anew at the next call.
@@ -261,6 +258,9 @@ class ExportedModel(Mapping[str, ExportedComponent]):
             names = self._session.save({target.stem: component}, Path(folder))[target.stem]
             for name in reversed(names):  # the program last: it is what makes the others reachable
                 Path(folder, name).replace(target.parent / name)
+        for template in self._session.backend.companions:
+            if (stale := storage.companion(target.name, template)) not in names:
+                (target.parent / stale).unlink(missing_ok=True)
 
     def push_to_hub(self, repo_id: str, *, subfolder: str = "", processor: Any = None, **options: Any) -> Any:
         """Save the export and upload it to a hub repository, which is created when it is missing.

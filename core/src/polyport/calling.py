@@ -14,14 +14,21 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from transformers.utils import ModelOutput
 
 from polyport import structure
-from polyport.errors import InputError
+from polyport.caches import find_dtype
+from polyport.config import plain
+from polyport.errors import ArtifactError, InputError
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import Runner
+from polyport.sizes import compiled
 
 #: Shape of a tensor about which a manifest of another tool says nothing.
 UNKNOWN = ("...",)
+
+#: How an input that was left out is filled: kind of the rule -> value.
+_FILLS = {"ones_like": 1, "zeros_like": 0}
 
 
 @attrs.frozen
@@ -52,6 +59,7 @@ class Caller:
         self._slots = tuple(_slot(info) for info in metadata.inputs)
         self._nested = {slot.kwarg for slot in self._slots if slot.kwarg != slot.info.name}
         self._known = {slot.kwarg for slot in self._slots}
+        self._names = {slot.info.name for slot in self._slots}
         self._defaults = {name: _default(rule) for name, rule in metadata.defaults.items()}
         self._ranges = {
             name: (span.min, span.max)
@@ -88,6 +96,7 @@ class Caller:
                 type(value) is not torch.Tensor
                 or value.dtype is not slot.dtype
                 or value.device != self._device
+                or value.requires_grad
             ):
                 value = self._convert(slot, value)
             self._check(slot, value, sizes)
@@ -103,7 +112,7 @@ class Caller:
             size = sizes.get(name, low)
             if size < low or (high is not None and size > high):
                 raise self._error(f"the axis {name!r} has size {size}, which must be {_span(low, high)}")
-        return self._assemble(self.runner(tensors))
+        return self._assemble(self.runner(tensors), sizes)
 
     # ── inputs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -111,13 +120,15 @@ class Caller:
         """Refuse constants that differ from the traced ones; warn once about other kwargs, which are left out."""
         for name in kwargs.keys() - self._known:
             value = kwargs[name]
+            if value is None:
+                continue
             if name in self.metadata.in_constants:
                 traced = self.metadata.in_constants[name]
-                if value is not None and value != traced:
+                if isinstance(value, torch.Tensor) or plain(value) != traced:
                     raise self._error(
                         f"{name!r} was traced as the constant {traced!r} and can't be {value!r}"
                     )
-            elif value is not None and name not in self._warned:
+            elif name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(
                     f"{name!r} is no input of this export and is left out.", UserWarning, stacklevel=4
@@ -127,7 +138,11 @@ class Caller:
         """The leaves of containers by their names, the other kwargs as they are."""
         leaves = {name: value for name, value in kwargs.items() if name not in self._nested}
         nested = {name: value for name, value in kwargs.items() if name in self._nested and value is not None}
-        leaves.update(structure.flatten_named(nested))
+        for name, leaf in structure.flatten_named(nested):
+            # a cache with more layers than the traced one would otherwise lose them without a word
+            if name not in self._names and leaf is not None:
+                raise self._error(f"{name!r} is no input of this export")
+            leaves[name] = leaf
         return leaves
 
     def _fill(self, slot: _Slot, leaves: Mapping[str, Any]) -> torch.Tensor:
@@ -141,7 +156,7 @@ class Caller:
         """`value` as a tensor of the traced dtype on the runner's device, wherever eager would take it too."""
         if not isinstance(value, torch.Tensor):
             try:
-                value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
+                value = _from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise self._error(
                     f"{slot.info.name!r} is no tensor, array or list of numbers ({error})"
@@ -194,7 +209,7 @@ def _slot(info: TensorInfo) -> _Slot:
     return _Slot(
         info=info,
         kwarg=info.name.partition(".")[0],
-        dtype=getattr(torch, info.dtype, None),
+        dtype=find_dtype(info.dtype) if info.dtype else None,
         fixed=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, int)) if known else (),
         named=tuple((i, size) for i, size in enumerate(info.shape) if isinstance(size, str) and size != "?")
         if known
@@ -203,9 +218,20 @@ def _slot(info: TensorInfo) -> _Slot:
     )
 
 
+def _from_numpy(array: np.ndarray) -> torch.Tensor:
+    # torch can share neither an array that must not be written to nor one that runs backwards
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
 def _default(rule: str) -> tuple[int, str]:
     kind, _, source = rule.partition(":")
-    return (1 if kind == "ones_like" else 0), source
+    if kind not in _FILLS or not source:
+        raise ArtifactError(
+            f"The export fills a missing input by the rule {rule!r}, which is unknown.", stage="load"
+        )
+    return _FILLS[kind], source
 
 
 def _kind(dtype: torch.dtype) -> int:
@@ -216,31 +242,30 @@ def _kind(dtype: torch.dtype) -> int:
 # ── outputs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _assembler(metadata: ExportMetadata) -> Callable[[Any], Any]:
-    """What turns the graph's flat outputs into what the model returns."""
+def _assembler(metadata: ExportMetadata) -> Callable[[Any, Mapping[str, int]], Any]:
+    """What turns the graph's flat outputs into what the model returns, given the sizes of the named axes."""
     if metadata.out_spec is None:
-        return lambda tensors: dict(zip(metadata.output_names, tensors, strict=True))
+        return lambda tensors, _: dict(zip(metadata.output_names, tensors, strict=True))
     spec = structure.load_structure(metadata.out_spec)
-    constants = {int(index): value for index, value in metadata.out_constants}
+    constants, count = metadata.constant_outputs(), spec.num_leaves
+    if not constants.keys() <= set(range(count)) or count != len(metadata.outputs) + len(constants):
+        raise ArtifactError(
+            f"The export records {len(metadata.outputs)} outputs and {len(constants)} constants for the {count} "
+            "values that the model returns.",
+            stage="load",
+        )
     if constants:
-        count = spec.num_leaves
+        # a number that follows from the inputs, such as how much a cache has seen, is recorded as `{"size": expression}`
+        follows = {i: compiled(x["size"]) for i, x in constants.items() if isinstance(x, dict) and "size" in x}
 
-        def assemble(tensors: Any) -> Any:
+        def assemble(tensors: Any, sizes: Mapping[str, int]) -> Any:
             flat = iter(tensors)
-            return structure.unflatten(
-                [constants[i] if i in constants else next(flat) for i in range(count)], spec
-            )
+            fixed = {**constants, **{i: size(sizes) for i, size in follows.items()}}
+            return structure.unflatten([fixed[i] if i in fixed else next(flat) for i in range(count)], spec)
 
         return assemble
-    if (
-        spec.type is not None
-        and all(child.is_leaf() for child in spec.children())
-        and isinstance(spec.context, list)
-    ):
-        cls, keys = spec.type, tuple(spec.context)
-        return lambda tensors: (
-            cls(zip(keys, tensors, strict=True))
-            if cls is dict
-            else cls(**dict(zip(keys, tensors, strict=True)))
-        )
-    return lambda tensors: structure.unflatten(tensors, spec)
+    if spec.type is not None and all(child.is_leaf() for child in spec.children()):
+        cls, keys = spec.type, spec.context
+        if issubclass(cls, ModelOutput):  # by far the most frequent case, without torch's general machinery
+            return lambda tensors, _: cls(**dict(zip(keys, tensors, strict=True)))
+    return lambda tensors, _: structure.unflatten(tensors, spec)

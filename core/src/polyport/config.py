@@ -51,6 +51,8 @@ class ExportConfig:
         Raises:
             ConfigError: An unknown key (the message lists the valid ones), a wrong type, or another format's dict.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{cls.__name__}: a dict of options is needed, not {type(values).__name__}.")
         options = dict(values)
         wanted = options.pop("export_format", cls.export_format)
         if wanted != cls.export_format:
@@ -60,7 +62,7 @@ class ExportConfig:
         valid = [field.name for field in attrs.fields(cls)]
         for key in options:
             if key not in valid:
-                near = difflib.get_close_matches(key, valid, n=1)
+                near = difflib.get_close_matches(str(key), valid, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(
                     f"{cls.__name__} has no option {key!r}.{hint} Valid options: {', '.join(valid)}."
@@ -84,7 +86,7 @@ class ExportConfig:
 
     def record(self) -> dict[str, Any]:
         """What metadata keeps of the config: `to_dict` with live objects replaced by a description of them."""
-        return {key: _plain(value) for key, value in self.to_dict().items()}
+        return {key: plain(value) for key, value in self.to_dict().items()}
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -98,16 +100,18 @@ class ExportConfig:
         return cls.from_dict(values)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` as JSON types; a `Dim` becomes its name and bounds, anything else foreign its `repr`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if hasattr(value, "to_dict"):
-        return _plain(value.to_dict())
+        return plain(value.to_dict())
     if hasattr(value, "__name__") and hasattr(value, "min") and hasattr(value, "max"):
         return f"{value.__name__}[{value.min}, {value.max}]"
+    if vars(object)["__repr__"] is type(value).__repr__:
+        return type(value).__qualname__  # an address in memory would make every export's bytes another
     return repr(value)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
 import attrs
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from polyport.errors import BackendConflict, BackendLoadError, BackendNotInstalled, IncompatibleVersion
 
@@ -32,14 +32,14 @@ class InstalledPlugin:
         distribution: Name of the distribution that brings it.
         version: That distribution's version.
         entry_point: Where its hooks are.
-        requires: The distribution's requirements without extras.
+        requires: The distribution's requirements (PEP 508).
     """
 
     name: str
     distribution: str
     version: str
     entry_point: EntryPoint
-    requires: tuple[Requirement, ...] = ()
+    requires: tuple[str, ...] = ()
 
 
 def installed(group: str = BACKENDS) -> list[InstalledPlugin]:
@@ -47,17 +47,13 @@ def installed(group: str = BACKENDS) -> list[InstalledPlugin]:
     found = []
     for distribution in importlib.metadata.distributions():
         points = [point for point in distribution.entry_points if point.group == group]
-        if not points:
-            continue
-        requires = tuple(
-            requirement
-            for requirement in map(Requirement, distribution.requires or ())
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        )
-        name = distribution.metadata["Name"]
-        found += [
-            InstalledPlugin(point.name, name, distribution.version, point, requires) for point in points
-        ]
+        # what an interrupted uninstall leaves behind has no name
+        metadata: Any = distribution.metadata
+        if points and (name := metadata["Name"] if metadata else None):
+            requires = tuple(distribution.requires or ())
+            found += [
+                InstalledPlugin(point.name, name, distribution.version, point, requires) for point in points
+            ]
     # a distribution on sys.path twice (an editable install beside its wheel) is one distribution
     unique = {(plugin.name, canonicalize_name(plugin.distribution)): plugin for plugin in reversed(found)}
     return sorted(unique.values(), key=lambda plugin: (plugin.name, plugin.distribution))
@@ -108,29 +104,47 @@ def load(plugin: InstalledPlugin) -> Any:
 
 
 def check_requirements(plugin: InstalledPlugin) -> None:
-    """Check what the plugin's distribution requires against what is installed.
+    """Check what the plugin's distribution requires, without its extras, against what is installed.
 
     Raises:
         IncompatibleVersion: Names every requirement that does not hold.
     """
-    wanted = {requirement.name: str(requirement.specifier) for requirement in plugin.requires}
-    problems = version_problems(wanted)
-    if problems:
+    try:
+        needed = [
+            requirement
+            for requirement in map(Requirement, plugin.requires)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ]
+    except InvalidRequirement as error:
+        raise IncompatibleVersion(
+            f"{plugin.distribution} {plugin.version} states its requirements wrongly: {error}",
+            backend=plugin.name,
+        ) from error
+    if problems := version_problems((requirement.name, str(requirement.specifier)) for requirement in needed):
         raise IncompatibleVersion(
             f"{plugin.distribution} {plugin.version} can't be used: {'; '.join(problems)}.",
             backend=plugin.name,
         )
 
 
-def version_problems(wanted: dict[str, str] | Iterable[tuple[str, str]]) -> list[str]:
-    """One sentence for each distribution that is not installed in the range asked for."""
+def version_problems(wanted: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[str]:
+    """One sentence for each distribution that is not installed in the range asked for.
+
+    Args:
+        wanted: Distribution names with PEP 440 ranges. Release candidates and local builds count as their release.
+    """
     problems = []
-    for name, versions in dict(wanted).items():
+    for name, versions in wanted.items() if isinstance(wanted, Mapping) else wanted:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"{name}{versions} is not installed")
             continue
-        if Version(Version(version).base_version) not in SpecifierSet(versions):
+        try:
+            fits = Version(Version(version).base_version) in SpecifierSet(versions)
+        except (InvalidVersion, InvalidSpecifier) as error:
+            problems.append(f"{name}{versions} can't be compared with {version} ({error})")
+            continue
+        if not fits:
             problems.append(f"{name}{versions} is needed, {version} is installed")
     return problems

@@ -12,7 +12,7 @@ import attrs
 from polyport import discovery
 from polyport.artifact import ExportedModel
 from polyport.config import ExportConfig
-from polyport.errors import ConfigError, ExportError
+from polyport.errors import BackendContractError, ConfigError, ExportError
 from polyport.patching import GraphFix, Patch, applied, in_window
 from polyport.pipeline import ExportedComponent, TracedProgram
 from polyport.session import Session
@@ -222,9 +222,14 @@ class AutoHfExporter:
 
         Raises:
             BackendNotInstalled: No installed backend has that format; the message lists those that are.
+            BackendContractError: The backend's package lacks the exporter class that it names.
         """
         if isinstance(config, Mapping):
             config = AutoExportConfig.from_dict(config)
-        name = Session(config.export_format).backend.exporter
-        cls: type[HfExporter] = type(name, (HfExporter,), {"export_format": config.export_format})
-        return cls()
+        session = Session(config.export_format)
+        exporter = session.exporter()()
+        if not isinstance(exporter, HfExporter):
+            raise BackendContractError(
+                f"The exporter of {session.format!r} is no HfExporter.", backend=session.format
+            )
+        return exporter

@@ -6,11 +6,8 @@ from typing import Any
 
 from polyport import structure
 from polyport.calling import UNKNOWN
+from polyport.errors import ArtifactError
 from polyport.metadata import AxisSize, ExportMetadata, TensorInfo
-
-
-class _Leaf:
-    """A leaf without a value: what stands in for a tensor while names are worked out."""
 
 
 def described_inputs(metadata: ExportMetadata) -> tuple[TensorInfo, ...]:
@@ -18,13 +15,14 @@ def described_inputs(metadata: ExportMetadata) -> tuple[TensorInfo, ...]:
     if metadata.in_spec is None:
         return ()
     spec = structure.load_structure(metadata.in_spec)
-    _, kwargs = structure.unflatten([_Leaf() for _ in range(spec.num_leaves)], spec)
+    dynamic = bool(metadata.export_config.get("dynamic"))
     infos = []
-    for name, leaf in structure.flatten_named(kwargs):
-        if isinstance(leaf, _Leaf) and name not in metadata.in_constants:
-            infos.append(
-                _info(name, metadata.kwargs.get(name), dynamic=bool(metadata.export_config.get("dynamic")))
-            )
+    for path in structure.leaf_names(spec):
+        place, _, name = path.partition(".")
+        if place != "1" or not name:  # the structure is `(args, kwargs)`, and args are empty
+            raise ArtifactError(f"The export takes {path!r}, which is no keyword argument.", stage="load")
+        if name not in metadata.in_constants:
+            infos.append(_info(name, metadata.kwargs.get(name), dynamic=dynamic))
     return tuple(infos)
 
 
@@ -32,8 +30,11 @@ def _info(name: str, traced: Any, *, dynamic: bool) -> TensorInfo:
     if not isinstance(traced, dict) or not isinstance(traced.get("shape"), list):
         return TensorInfo(name, "", UNKNOWN)
     # which of the axes vary is not recorded, so any size is let through to the runtime
-    shape: tuple[AxisSize, ...] = tuple("?" if dynamic else int(size) for size in traced["shape"])
-    return TensorInfo(name, str(traced.get("dtype", "")), shape)
+    sizes = traced["shape"]
+    if not all(isinstance(size, int) for size in sizes):
+        raise ArtifactError(f"The export records the shape {sizes!r} for {name!r}.", stage="load")
+    shape: tuple[AxisSize, ...] = tuple("?" if dynamic else size for size in sizes)
+    return TensorInfo(name, str(traced.get("dtype", "")).removeprefix("torch."), shape)
 
 
 def described_outputs(metadata: ExportMetadata) -> tuple[TensorInfo, ...]:
@@ -41,9 +42,6 @@ def described_outputs(metadata: ExportMetadata) -> tuple[TensorInfo, ...]:
     if metadata.out_spec is None:
         return ()
     spec = structure.load_structure(metadata.out_spec)
-    outputs = structure.unflatten([_Leaf() for _ in range(spec.num_leaves)], spec)
-    constants = {int(index) for index, _ in metadata.out_constants}
-    named = structure.flatten_named(outputs)
-    return tuple(
-        TensorInfo(name, "", UNKNOWN) for index, (name, _) in enumerate(named) if index not in constants
-    )
+    constants = metadata.constant_outputs()
+    names = structure.leaf_names(spec)
+    return tuple(TensorInfo(name, "", UNKNOWN) for index, name in enumerate(names) if index not in constants)

@@ -45,7 +45,7 @@ QuantizeStage = Literal["graph", "program"]
 def polyport_backend() -> BackendInfo | None:
     """Describe the backend.
 
-    Called once per session, before any other hook. Must be cheap: no import of the runtime.
+    Called when a session begins, before any other hook. Must be cheap: no import of the runtime.
 
     Returns:
         The description. Every backend implements this; None is not allowed.
@@ -56,7 +56,8 @@ def polyport_backend() -> BackendInfo | None:
 def polyport_capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> CapturedCall | None:
     """Turn a model and sample inputs into a call that can be traced.
 
-    Core implements this for every backend; a plugin overrides it to change what is traced.
+    Called first in an export, with the patches of stage `"trace"` active; once for formats that share a trace. Core
+    implements this for every backend; a plugin overrides it to change what is traced.
 
     Args:
         model: The caller's `PreTrainedModel`, which must come back unchanged.
@@ -92,6 +93,8 @@ def polyport_patch(stage: PatchStage, config: ExportConfig) -> Sequence[Patch | 
 def polyport_trace(call: CapturedCall, config: ExportConfig) -> TracedProgram | None:
     """Trace the call into a graph.
 
+    Called after the call was captured, with the same patches active. The graph fixes run on what it returns.
+
     Args:
         call: The captured call.
         config: The export config.
@@ -108,12 +111,15 @@ def polyport_trace(call: CapturedCall, config: ExportConfig) -> TracedProgram | 
 def polyport_lower(traced: TracedProgram, config: ExportConfig) -> ExportedComponent | None:
     """Lower the traced graph to the backend's program.
 
+    Called after the graph was fixed and quantized, with the patches of stage `"lower"` active.
+
     Args:
         traced: The traced program. Other formats may be lowered from the same object: leave it as it is.
         config: The export config.
 
     Returns:
-        The program with its metadata (usually `traced.metadata`, evolved).
+        The program with its metadata (usually `traced.metadata`, evolved); None to leave it to the backend this one
+        builds on.
 
     Raises:
         ExportError: The graph can't be lowered; the message names the operator or the dtype.
@@ -143,7 +149,7 @@ def polyport_save(
 ) -> Mapping[str, Sequence[str]] | None:
     """Write the programs of an export.
 
-    All components come at once, so that weights they share can be written once. The directory is a new, empty one:
+    Called when an export is saved. All components come at once, so that weights they share can be written once. The directory is a new, empty one:
     core moves it into place when everything is written.
 
     Args:
@@ -151,8 +157,8 @@ def polyport_save(
         directory: Where to write.
 
     Returns:
-        Component name -> names of the files it needs, relative to `directory`, the program file first. A file may
-        belong to several components.
+        Component name -> names of the files it needs in `directory`, plain names, the program file first. A file may
+        belong to several components. None to leave it to the backend this one builds on.
     """
 
 
@@ -169,7 +175,7 @@ def polyport_load(files: Sequence[Path], metadata: ExportMetadata, trust: bool) 
         trust: Whether the user trusts the export enough to read pickled content.
 
     Returns:
-        The backend's program.
+        The backend's program; None to leave it to the backend this one builds on.
 
     Raises:
         ArtifactError: A file is damaged, or needs trust that was not given.
@@ -187,7 +193,7 @@ def polyport_run(component: ExportedComponent, request: RunRequest) -> Runner | 
         request: Device and runner options.
 
     Returns:
-        The runner.
+        The runner; None to leave it to the backend this one builds on.
 
     Raises:
         InputError: The device or an option is not available.
@@ -197,6 +203,8 @@ def polyport_run(component: ExportedComponent, request: RunRequest) -> Runner | 
 @hookspec(firstresult=True)
 def polyport_describe(component: ExportedComponent) -> Mapping[str, Any] | None:
     """Say what is inside a program, for `polyport inspect`.
+
+    Called when somebody looks.
 
     Args:
         component: The component, fresh from an export or loaded.

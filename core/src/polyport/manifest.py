@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import cattrs
 
 from polyport.errors import ArtifactError
 from polyport.metadata import ExportMetadata
@@ -29,6 +28,11 @@ SCHEMA_VERSION = 1
 _MAX_MANIFEST_BYTES = 64 * 2**20
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
+
+
+def is_plain_name(name: Any) -> bool:
+    """Whether a file of an export may have that name: one plain name, no path."""
+    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
 
 
 @attrs.frozen
@@ -94,6 +98,8 @@ class Manifest:
         try:
             if path.stat().st_size > _MAX_MANIFEST_BYTES:
                 raise ArtifactError(f"{path} is larger than any manifest.", stage="load")
+            if not path.is_file():  # reading a pipe would wait for ever
+                raise ArtifactError(f"{path} is no file.", stage="load")
             document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise ArtifactError(
@@ -110,7 +116,7 @@ class Manifest:
         if not isinstance(document, dict):
             raise ArtifactError(f"{path} is no manifest: it holds no JSON object.", stage="load")
         version = document.get("schema_version", 1)
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
+        if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
             raise ArtifactError(
                 f"{path} has schema version {version!r}; this polyport reads up to {SCHEMA_VERSION}. Update polyport.",
                 stage="load",
@@ -130,12 +136,11 @@ def _component(name: str, entry: Any, path: Path) -> ComponentRecord:
     if not isinstance(entry, dict) or not isinstance(entry.get("metadata", {}), dict):
         raise ArtifactError(f"{path} describes the component {name!r} wrongly.", stage="load")
     listed = entry.get("files", [{"name": entry.get("file")}])
-    try:
-        files = cattrs.structure(listed, tuple[FileRecord, ...])
-    except Exception as error:
-        raise ArtifactError(f"{path} lists the files of {name!r} wrongly: {error}.", stage="load") from error
+    if not isinstance(listed, list):
+        raise ArtifactError(f"{path} lists the files of {name!r} wrongly.", stage="load")
+    files = tuple(_file(item, name, path) for item in listed)
     for file in files:
-        if not isinstance(file.name, str) or not _PLAIN_NAME.fullmatch(file.name):
+        if not _PLAIN_NAME.fullmatch(file.name):
             raise ArtifactError(
                 f"{path} names the file {file.name!r}. An export's files lie beside its manifest, under plain names.",
                 stage="load",
@@ -143,6 +148,13 @@ def _component(name: str, entry: Any, path: Path) -> ComponentRecord:
     if not files:
         raise ArtifactError(f"{path} lists no file for {name!r}.", stage="load")
     return ComponentRecord(files, ExportMetadata.from_dict(entry.get("metadata", {})))
+
+
+def _file(item: Any, component: str, path: Path) -> FileRecord:
+    kinds: dict[str, Any] = {"name": str, "size": (int, type(None)), "sha256": (str, type(None))}
+    if not isinstance(item, dict) or not all(isinstance(item.get(key), kind) for key, kind in kinds.items()):
+        raise ArtifactError(f"{path} lists a file of {component!r} wrongly: {item!r}.", stage="load")
+    return FileRecord(item["name"], item.get("size"), item.get("sha256"))
 
 
 def record_file(path: Path) -> FileRecord:
@@ -157,7 +169,10 @@ def checked_file(directory: Path, record: FileRecord) -> Path:
         ArtifactError: The file is missing, lies outside the export, or is not the one that was saved.
     """
     path = directory / record.name
-    real = path.resolve()
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError) as error:  # links that lead to each other
+        raise ArtifactError(f"{path} can't be followed: {error}.", stage="load") from error
     if not real.is_file():
         raise ArtifactError(
             f"{directory} lacks the file {record.name!r} that its manifest names.", stage="load"

@@ -62,7 +62,8 @@ class ExportMetadata:
         in_spec: Structure of the call, `((), kwargs)`, as written by `polyport.structure.dump_structure`.
         out_spec: Structure of what the model returns, likewise.
         in_constants: Kwargs that were traced as constants.
-        out_constants: Leaves of the output that are no tensors, as `[leaf index, value]`.
+        out_constants: Leaves of the output that are no tensors, as `[leaf index, value]`. A number that follows from the
+            sizes of the inputs is `{"size": expression}`.
         inputs: The tensors that go in, in the graph's order.
         outputs: The tensors that come out, in the graph's order.
         axes: Every named axis with the sizes it may take.
@@ -108,6 +109,21 @@ class ExportMetadata:
         }
         return {name: axes for name, axes in named.items() if axes}
 
+    def constant_outputs(self) -> dict[int, Any]:
+        """Leaf index -> value, of the output leaves that are no tensors.
+
+        Raises:
+            ArtifactError: The record is damaged.
+        """
+        pairs = self.out_constants
+        if not all(
+            isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], int) for pair in pairs
+        ):
+            raise ArtifactError(
+                f"The export records the constant outputs {pairs!r}, not [index, value] pairs.", stage="load"
+            )
+        return dict(pairs)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         values: dict[str, Any] = _CONVERTER.unstructure(self)
@@ -140,5 +156,14 @@ def _axis_size(value: Any, _: Any) -> AxisSize:
     return value
 
 
+def _as_is(value: Any, kind: type) -> Any:
+    # cattrs would make a text of anything, and a number of a text
+    if type(value) is not kind:
+        raise ValueError(f"{kind.__name__} expected, not {value!r}")
+    return value
+
+
 _CONVERTER = cattrs.Converter(detailed_validation=True)
 _CONVERTER.register_structure_hook(AxisSize, _axis_size)
+for _kind in (str, int):
+    _CONVERTER.register_structure_hook(_kind, _as_is)

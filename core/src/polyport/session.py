@@ -7,8 +7,8 @@ it is wrong; there is no global manager.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from polyport import discovery, hookspecs
 from polyport.config import ExportConfig
 from polyport.errors import BackendContractError, BackendLoadError, IncompatibleVersion
 from polyport.hookspecs import PatchStage, QuantizeStage
+from polyport.manifest import is_plain_name
 from polyport.markers import PROJECT_NAME
 from polyport.metadata import ExportMetadata
 from polyport.patching import GraphFix, Patch
@@ -64,7 +65,8 @@ class Session:
         self._manager.add_hookspecs(hookspecs)
         self._manager.register(defaults, "polyport")
         for plugin in discovery.installed(discovery.EXTENSIONS):
-            self._register(discovery.load(plugin), plugin.name, f"{plugin.distribution} {plugin.version}")
+            who = f"{plugin.distribution} {plugin.version}"
+            self._register(discovery.load(plugin), f"{plugin.name} of {who}", who)
         self.plugin = discovery.find_backend(name)
         self.backend = self._add_backend(self.plugin, seen=())
         for index, plugin_object in enumerate(extra):
@@ -84,6 +86,8 @@ class Session:
                 backend=self.format,
             )
         loaded = discovery.load(plugin)
+        if self._manager.get_plugin(plugin.name) is loaded:  # two backends build on this one
+            return _describe(loaded, plugin.name, plugin.distribution)
         who = f"{plugin.distribution} {plugin.version}"
         info = _describe(loaded, plugin.name, who)
         problems = discovery.version_problems(dict(info.packages))
@@ -114,6 +118,8 @@ class Session:
         """See `polyport_patch`: the patches of all plugins, base first, each id once."""
         collected: dict[str, Patch | GraphFix] = {}
         for contribution in reversed(self._manager.hook.polyport_patch(stage=stage, config=config)):
+            if not isinstance(contribution, Sequence):
+                raise self._broken("polyport_patch", contribution)
             for patch in contribution:
                 if not isinstance(patch, (Patch, GraphFix)):
                     raise self._broken("polyport_patch", patch)
@@ -142,13 +148,23 @@ class Session:
     ) -> dict[str, tuple[str, ...]]:
         """See `polyport_save`."""
         files = self._manager.hook.polyport_save(components=components, directory=directory)
-        files = self._checked(files, dict, "polyport_save")
+        if not isinstance(files, Mapping):
+            raise self._broken("polyport_save", files)
         if set(files) != set(components) or not all(files.values()):
             raise BackendContractError(
                 f"polyport_save of {self.format!r} wrote {sorted(files)}, not a file for each of {sorted(components)}.",
                 stage="save",
                 backend=self.format,
             )
+        for names in files.values():
+            if isinstance(names, str) or not all(
+                is_plain_name(name) and (directory / name).is_file() for name in names
+            ):
+                raise BackendContractError(
+                    f"polyport_save of {self.format!r} names {names!r}, which are not files that it wrote.",
+                    stage="save",
+                    backend=self.format,
+                )
         return {name: tuple(names) for name, names in files.items()}
 
     def load(self, files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> Any:
@@ -165,6 +181,14 @@ class Session:
     def describe(self, component: ExportedComponent) -> dict[str, Any]:
         """See `polyport_describe`; empty where the backend says nothing."""
         return dict(self._manager.hook.polyport_describe(component=component) or {})
+
+    def exporter(self) -> type:
+        """The backend's exporter class.
+
+        Raises:
+            BackendContractError: Its package lacks the class that it names.
+        """
+        return _exported_class(self.plugin, self.backend.exporter)
 
     def hooks(self) -> tuple[str, ...]:
         """Names of the hooks that the backend itself implements, in pipeline order."""
@@ -190,9 +214,16 @@ class Session:
 def _describe(plugin: Any, name: str, who: str) -> BackendInfo:
     """The plugin's own description of itself, asked directly: the ones it builds on describe themselves too."""
     describe = getattr(plugin, "polyport_backend", None)
-    info = describe() if callable(describe) else None
+    try:
+        info = describe() if callable(describe) else None
+    except Exception as error:
+        raise BackendContractError(f"{who}: polyport_backend() failed: {error}", backend=name) from error
     if not isinstance(info, BackendInfo):
         raise BackendContractError(f"{who}: polyport_backend() returns no BackendInfo.", backend=name)
+    if not (isinstance(info.config_class, type) and issubclass(info.config_class, ExportConfig)):
+        raise BackendContractError(
+            f"{who}: config_class is no ExportConfig, but {info.config_class!r}.", backend=name
+        )
     if info.format != name or info.config_class.export_format != name:
         raise BackendContractError(
             f"{who}: the entry point is named {name!r}, polyport_backend says {info.format!r} and its config "
@@ -202,19 +233,27 @@ def _describe(plugin: Any, name: str, who: str) -> BackendInfo:
     return info
 
 
-@cache
-def backend_class(name: str) -> tuple[str, str] | None:
-    """Where an exporter or config class of that name is to be had among the installed backends.
-
-    Returns:
-        `(module, attribute)`, or None where no installed backend has a class of that name.
-    """
+def backend_class(name: str) -> type | None:
+    """The exporter or config class of that name among the installed backends, None where there is none."""
     for plugin in discovery.installed():
         try:
             info = _describe(discovery.load(plugin), plugin.name, plugin.distribution)
         except (IncompatibleVersion, BackendLoadError, BackendContractError):
             continue  # a broken plugin must not hide the others; asking for its format says what is wrong with it
         if name in (info.exporter, info.config_class.__name__):
-            package = plugin.entry_point.module.split(".")[0]
-            return package, name
+            return _exported_class(plugin, name)
     return None
+
+
+def _exported_class(plugin: discovery.InstalledPlugin, name: str) -> type:
+    """A class of a plugin's, from the package that its entry point lies in or one above it."""
+    module = plugin.entry_point.module
+    while module:
+        found = getattr(importlib.import_module(module), name, None)
+        if isinstance(found, type):
+            return found
+        module = module.rpartition(".")[0]
+    raise BackendContractError(
+        f"{plugin.distribution} {plugin.version} names the class {name!r}, which its package doesn't have.",
+        backend=plugin.name,
+    )

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from polyport.errors import ArtifactError, ExportError
+from polyport.errors import ArtifactError, PolyportError
 from polyport.manifest import (
     MANIFEST,
     ComponentRecord,
@@ -25,6 +21,7 @@ from polyport.manifest import (
 )
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import ExportedComponent
+from polyport.placement import replacing
 from polyport.session import Session
 
 if TYPE_CHECKING:
@@ -35,97 +32,18 @@ if TYPE_CHECKING:
 
 def save(exported: ExportedModel, directory: Path, session: Session, processor: Any = None) -> None:
     """Write an export to a directory, which changes in one step (see `ExportedModel.save_pretrained`)."""
-    directory = directory.absolute()
-    if directory.exists() and not directory.is_dir():
-        raise ExportError(f"{directory} is a file; an export needs a directory.", stage="save")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.new-"))
-    try:
-        staging.chmod(0o777 & ~_umask())
+    with replacing(directory) as staging:
         files = session.save(exported.components, staging)
         records = {
             name: ComponentRecord(
-                tuple(record_file(staging / file) for file in files[name]), exported.components[name].metadata
+                tuple(record_file(staging / file) for file in files[name]), component.metadata
             )
-            for name in exported.components
+            for name, component in exported.components.items()
         }
         for part in (exported.config, exported.generation_config, processor):
             if part is not None:
                 part.save_pretrained(staging)
         Manifest(exported.export_format, records).write(staging)
-        if directory.exists():
-            _keep_other_files(directory, staging)
-        _move_into_place(staging, directory)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-
-
-def _umask() -> int:
-    # mkdtemp makes a folder that only its owner can read; the process's umask can only be read by setting it
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _keep_other_files(old: Path, new: Path) -> None:
-    """Bring what isn't part of the old export along into the new directory, as hard links where possible."""
-    replaced = {MANIFEST}
-    with contextlib.suppress(
-        ArtifactError
-    ):  # no export was here, or a damaged one: all but the manifest is somebody's
-        replaced.update(Manifest.read(old / MANIFEST).file_names())
-    for entry in old.iterdir():
-        target = new / entry.name
-        if entry.name in replaced or target.exists():
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.copytree(entry, target, copy_function=_link, symlinks=True)
-        elif entry.is_symlink():
-            target.symlink_to(entry.readlink())
-        else:
-            _link(str(entry), str(target))
-
-
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
-
-
-def _move_into_place(new: Path, directory: Path) -> None:
-    """Put the finished directory where the old one is, or isn't."""
-    if not directory.exists():
-        new.rename(directory)
-    elif _exchange(new, directory):
-        shutil.rmtree(new)
-    else:
-        # no exchange on this system: the old export steps aside first and comes back if the second step fails
-        aside = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old-"))
-        directory.rename(aside / "export")
-        try:
-            new.rename(directory)
-        except BaseException:
-            (aside / "export").rename(directory)
-            raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two directories atomically, where the system can (Linux's renameat2 with RENAME_EXCHANGE)."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
-    if renameat2 is None:
-        return False
-    at_fdcwd, rename_exchange = -100, 2
-    if renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(error, os.strerror(error), str(other))
 
 
 # ── finding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,14 +69,17 @@ def locate(path_or_id: str | os.PathLike[str], subfolder: str, **download: Any) 
 
 
 def _fetch(repo_id: str, subfolder: str, download: dict[str, Any]) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     def get(name: str) -> Path:
         return Path(hf_hub_download(repo_id, name, subfolder=subfolder or None, **download))
 
+    offline = download.get("local_files_only") or constants.HF_HUB_OFFLINE
     try:
         directory = get(MANIFEST).parent
+        # the rest must come from the same commit, whatever is pushed meanwhile
+        download = {**download, "revision": _commit(directory, subfolder) or download.get("revision")}
         manifest = Manifest.read(directory / MANIFEST)
         for name in manifest.file_names():
             get(name)
@@ -166,14 +87,17 @@ def _fetch(repo_id: str, subfolder: str, download: dict[str, Any]) -> Path:
         if not manifest.complete:
             templates = Session(manifest.export_format).backend.companions
             optional += [
-                _companion(name, template) for name in manifest.file_names() for template in templates
+                companion(name, template) for name in manifest.file_names() for template in templates
             ]
         for name in optional:
             try:
                 get(name)
-            except (EntryNotFoundError, LocalEntryNotFoundError):
-                continue
-    except (EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+            except EntryNotFoundError as error:
+                if isinstance(error, LocalEntryNotFoundError) and not offline:
+                    raise  # the connection broke; whether the repository has the file is not known
+    except PolyportError:
+        raise
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(
             f"{repo_id!r} is no local directory, and no export could be fetched from the hub repository of that name: "
@@ -183,7 +107,16 @@ def _fetch(repo_id: str, subfolder: str, download: dict[str, Any]) -> Path:
     return directory
 
 
-def _companion(name: str, template: str) -> str:
+def _commit(directory: Path, subfolder: str) -> str | None:
+    """The commit of a folder in the hub's cache (`<repo>/snapshots/<commit>/<subfolder>`)."""
+    root = directory
+    for _ in Path(subfolder).parts:
+        root = root.parent
+    return root.name if root.parent.name == "snapshots" else None
+
+
+def companion(name: str, template: str) -> str:
+    """The name of a file that belongs to a program file (see `BackendInfo.companions`)."""
     return template.format(file=name, stem=Path(name).stem)
 
 
@@ -212,7 +145,7 @@ def load_components(
         files = record.files
         if not manifest.complete:
             beside = [
-                _companion(file.name, template) for file in files for template in session.backend.companions
+                companion(file.name, template) for file in files for template in session.backend.companions
             ]
             files += tuple(FileRecord(file) for file in beside if (directory / file).exists())
         paths = [checked_file(directory, file) for file in files]
@@ -237,11 +170,12 @@ def import_architecture(name: str | None) -> None:
     The name is looked up among transformers' public names, which import nothing but transformers' own modules. Unknown
     names are left alone: the classes they would define are then refused where they are needed.
     """
-    if not name or not name.isidentifier() or name.startswith("_"):
+    if not name or not name.isidentifier() or not name[0].isupper():
         return
     import transformers
 
-    getattr(transformers, name, None)
+    with contextlib.suppress(Exception):  # a model that needs a package that is not installed
+        getattr(transformers, name, None)
 
 
 def load_config(directory: Path) -> Any:

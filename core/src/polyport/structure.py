@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from polyport.errors import ArtifactError, ExportError
+from polyport.caches import check_description, find_class, normal, register_caches, roots
+from polyport.errors import ArtifactError
 
 #: Version of the treespec JSON that torch writes and we read.
 _TREESPEC_VERSION = 1
@@ -51,6 +52,14 @@ def unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
+def leaf_names(spec: TreeSpec) -> list[str]:
+    """Dotted names of the leaves that `unflatten` puts into `spec`, in order."""
+    # a cache tells its tensors from its numbers, so what stands in for the leaves must be tensors
+    stand_ins = [torch.empty(0, device="meta") for _ in range(spec.num_leaves)]
+    names = {id(leaf): name for name, leaf in flatten_named(unflatten(stand_ins, spec))}
+    return [names[id(leaf)] for leaf in stand_ins]
+
+
 def flatten_named(value: Any) -> list[tuple[str, Any]]:
     """The leaves of `value` with their dotted names, in the order of `flatten`."""
     register_caches()
@@ -63,188 +72,6 @@ def _key_name(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
-
-
-# ── caches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def register_caches() -> None:
-    """Make every cache class that transformers has defined so far a pytree node, as torch.export needs it.
-
-    A registration lasts as long as the process: torch keeps compiled structures that refer to it. Classes that
-    someone else registered before are left as they are.
-    """
-    for cls in _transformers_subclasses("cache"):
-        if cls not in pytree.SUPPORTED_NODES:
-            pytree.register_pytree_node(
-                cls,
-                _flatten_cache,
-                _unflatten_cache,
-                serialized_type_name=_qualified(cls),
-                flatten_with_keys_fn=_flatten_cache_with_keys,
-                to_dumpable_context=str,
-                from_dumpable_context=_normal,
-            )
-
-
-def _flatten_cache(cache: Any) -> tuple[list[Any], str]:
-    named, context = _encode_cache(cache)
-    return [leaf for _, leaf in named], context
-
-
-def _flatten_cache_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], str]:
-    named, context = _encode_cache(cache)
-    return [(pytree.GetAttrKey(name), leaf) for name, leaf in named], context
-
-
-def _unflatten_cache(leaves: Iterable[Any], context: str) -> Any:
-    return _decode(json.loads(context), list(leaves))
-
-
-def _encode_cache(cache: Any) -> tuple[list[tuple[str, Any]], str]:
-    """The tensors inside a cache with their attribute paths, and everything else as JSON text (comparable, hashable)."""
-    leaves: list[tuple[str, Any]] = []
-    skeleton = _encode(cache, "", leaves)
-    return leaves, json.dumps(skeleton, sort_keys=True)
-
-
-def _encode(value: Any, path: str, leaves: list[tuple[str, Any]]) -> Any:
-    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
-        leaves.append((path, value))
-        return {"_t": "tensor", "i": len(leaves) - 1}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, torch.device):
-        return {"_t": "device", "s": str(value)}
-    if isinstance(value, torch.dtype):
-        return {"_t": "dtype", "s": str(value).removeprefix("torch.")}
-    if isinstance(value, list):
-        return [_encode(item, _join(path, index), leaves) for index, item in enumerate(value)]
-    if isinstance(value, tuple):
-        return {
-            "_t": "tuple",
-            "v": [_encode(item, _join(path, index), leaves) for index, item in enumerate(value)],
-        }
-    if isinstance(value, dict):
-        pairs = [
-            [_encode(key, "", []), _encode(item, _join(path, key), leaves)] for key, item in value.items()
-        ]
-        return {"_t": "dict", "v": pairs}
-    if isinstance(value, type) and _is_ours(value):
-        return {"_t": "class", "p": _qualified(value)}
-    if _is_ours(type(value)):
-        state = {key: _encode(item, _join(path, key), leaves) for key, item in vars(value).items()}
-        return {"_t": "obj", "p": _qualified(type(value)), "s": state}
-    raise ExportError(
-        f"A cache holds {type(value).__module__}.{type(value).__qualname__} at {path!r}, which can't be part of an "
-        "export. Offloaded and quantized caches can't be exported; use a DynamicCache or a StaticCache.",
-        stage="capture",
-    )
-
-
-def _normal(context: str) -> str:
-    """The one spelling of a context that equal caches share, whoever wrote it."""
-    return json.dumps(json.loads(context), sort_keys=True)
-
-
-def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
-
-
-def _decode(value: Any, leaves: list[Any]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, leaves) for item in value]
-    if not isinstance(value, dict):
-        return value
-    match value.get("_t"):
-        case "tensor":
-            return leaves[value["i"]]
-        case "device":
-            return torch.device(value["s"])
-        case "dtype":
-            return _dtype(value["s"])
-        case "tuple":
-            return tuple(_decode(item, leaves) for item in value["v"])
-        case "dict":
-            return {_decode(key, []): _decode(item, leaves) for key, item in value["v"]}
-        case "class":
-            return find_class(value["p"])
-        case "obj":
-            cls = find_class(value["p"])
-            instance: Any = object.__new__(cls)
-            instance.__dict__.update({key: _decode(item, leaves) for key, item in value["s"].items()})
-            return instance
-        case other:
-            raise ArtifactError(
-                f"The export describes a cache with a value of unknown kind {other!r}.", stage="load"
-            )
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(dtype, torch.dtype):
-        raise ArtifactError(f"The export names a dtype {name!r} that torch doesn't have.", stage="load")
-    return dtype
-
-
-# ── the closed list of classes ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _roots(kind: str) -> tuple[type, ...]:
-    from transformers import cache_utils
-    from transformers.utils import ModelOutput
-
-    if kind == "output":
-        return (ModelOutput,)
-    if kind == "cache":
-        return (cache_utils.Cache,)
-    names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer")
-    layers = tuple(getattr(cache_utils, name) for name in names if hasattr(cache_utils, name))
-    return (cache_utils.Cache, *layers)
-
-
-def _transformers_subclasses(kind: str) -> Iterator[type]:
-    """Classes of a kind that the transformers package itself defines, as far as they are imported."""
-    seen: set[type] = set()
-    stack = list(_roots(kind))
-    while stack:
-        cls = stack.pop()
-        if cls in seen:
-            continue
-        seen.add(cls)
-        stack.extend(cls.__subclasses__())
-        if cls.__module__.split(".")[0] == "transformers":
-            yield cls
-
-
-def _is_ours(cls: type) -> bool:
-    return issubclass(cls, _roots("layer")) and cls.__module__.split(".")[0] == "transformers"
-
-
-def _qualified(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def find_class(path: Any) -> type:
-    """The transformers output, cache or cache-layer class of that path.
-
-    Args:
-        path: `module.Class` (outputs) or `module:Class` (caches), as files name them.
-
-    Raises:
-        ArtifactError: transformers defines no such class, or its module was not imported: the model's class must be
-            looked up first, which imports the module that defines its outputs.
-    """
-    wanted = str(path).replace(":", ".")
-    for kind in ("output", "layer"):
-        for cls in _transformers_subclasses(kind):
-            if f"{cls.__module__}.{cls.__qualname__}" == wanted:
-                return cls
-    raise ArtifactError(
-        f"The export names the class {path!r}, which is no output or cache class of the installed transformers. "
-        "The export was made with another version, or it is not safe to load.",
-        stage="load",
-    )
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -273,7 +100,8 @@ def load_structure(text: str) -> TreeSpec:
     budget = [_MAX_NODES]
     try:
         return _load_node(node, 0, budget)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        # RuntimeError: a device that torch doesn't know, or (RecursionError) a context nested too deep
         raise ArtifactError(f"The export's call structure is damaged: {error!r}.", stage="load") from error
 
 
@@ -286,15 +114,26 @@ def _load_node(node: Mapping[str, Any], depth: int, budget: list[int]) -> TreeSp
     children = [_load_node(child, depth + 1, budget) for child in node["children_spec"]]
     cls = _BUILTINS.get(node["type"]) or find_class(node["type"])
     context = json.loads(node["context"])
-    if ":" in node["type"]:
-        _decode(context, [None] * len(children))  # refuses what an unflatten would refuse later
-        context = _normal(node["context"])
+    if issubclass(cls, roots("cache")):
+        check_description(cls, context, len(children))
+        context = normal(node["context"])
     elif cls in (tuple, list):
-        context = None
-    elif not isinstance(context, list) or not all(isinstance(key, (str, int)) for key in context):
-        raise ArtifactError(f"The export's call structure has no keys for {node['type']!r}.", stage="load")
-    elif len(context) != len(children):
-        raise ArtifactError(
-            f"The export's call structure has too few keys for {node['type']!r}.", stage="load"
-        )
+        if context is not None:
+            raise ValueError(f"a {cls.__name__} has the context {context!r}")
+    else:
+        _check_keys(cls, context, children)
     return pytree.TreeSpec(cls, context, children)
+
+
+def _check_keys(cls: type, keys: Any, children: list[TreeSpec]) -> None:
+    """Refuse keys that a dict or an output class can't have."""
+    if not isinstance(keys, list) or not all(isinstance(key, (str, int)) for key in keys):
+        raise ValueError(f"a {cls.__name__} has no keys")
+    if len(keys) != len(children) or len(set(keys)) != len(keys):
+        raise ValueError(f"a {cls.__name__} has {len(keys)} keys for {len(children)} values, or one twice")
+    if issubclass(cls, roots("output")):
+        fields = getattr(cls, "__dataclass_fields__", {})
+        if unknown := [key for key in keys if key not in fields]:
+            raise ValueError(f"{cls.__name__} has no field {unknown[0]!r}")
+    elif cls not in (dict, OrderedDict):
+        raise ValueError(f"{cls.__name__} is no container of a call")

@@ -258,7 +258,7 @@ class _Proposal:
         elif base == "cross_attention_mask" and dim > 1:
             self._set(name, dim, "images" if dim == 2 else "tiles", "free", sure=False)
         elif self.buffered and base == "attention_mask" and leaf.dim() == 2:
-            self._set(name, dim, "total_sequence", "free", sure=False)
+            self._set(name, dim, "total_sequence", "tokens", sure=False)
         elif counted and not self.stepwise:
             self._set(name, dim, label, "tokens")
         elif length is not None and not counted and not leaf.is_floating_point() and dim == 1:

@@ -59,7 +59,8 @@ class Probe:
         self.leaves = tensor_leaves(kwargs)
         config = getattr(model, "config", None)
         self.special = placeholders(config)
-        self.avoid = numbers(config)
+        # a window of n keeps n - 1, a table of n positions starts at 1: neighbours are compared with, too
+        self.avoid = {near for n in numbers(config) for near in (n - 1, n, n + 1)}
         self.unit = _unit(config)
         self.runs = 0
 
@@ -168,6 +169,10 @@ class _Trial:
 
     def _try_alone(self, name: str) -> None:
         group = self.layout.groups[name]
+        if group.kind == "free" and not self._works({**self.sizes, name: 2 * group.size}, self.copies):
+            # one more of something may be lost in a division, and then looks as if it were allowed
+            logger.debug("axis %s can't vary: the model fails at twice its size", name)
+            return
         for size in self._candidates(group.size):
             if self._works({**self.sizes, name: size}, self.copies):
                 self.sizes = {**self.sizes, name: size}

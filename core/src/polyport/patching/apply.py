@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -61,15 +62,16 @@ def applied(patches: Iterable[Patch | GraphFix], model: Any = None) -> Iterator[
                 continue
             if patch.applies is not None and not patch.applies(model):
                 continue
-            for target in patch.targets:
-                stack.enter_context(_replaced(target, patch))
-            active.append(patch.id)
-            logger.debug("patch %s active (%s)", patch.id, patch.upstream)
+            replaced = [stack.enter_context(_replaced(target, patch)) for target in patch.targets]
+            if any(replaced):
+                active.append(patch.id)
+                logger.debug("patch %s active (%s)", patch.id, patch.upstream)
         yield active
 
 
 @contextmanager
-def _replaced(target: Target, patch: Patch) -> Iterator[None]:
+def _replaced(target: Target, patch: Patch) -> Iterator[bool]:
+    """Replace one attribute for the body of a `with`; yields whether it was there."""
     module_name, _, attribute_path = target.path.partition(":")
     *owners, attribute = attribute_path.split(".")
     try:
@@ -79,7 +81,7 @@ def _replaced(target: Target, patch: Patch) -> Iterator[None]:
         found = getattr(owner, attribute)
     except (ImportError, AttributeError) as error:
         if target.optional:
-            yield
+            yield False
             return
         raise BackendContractError(
             f"The patch {patch.id} replaces {target.path}, which the installed version doesn't have ({error}). "
@@ -87,11 +89,23 @@ def _replaced(target: Target, patch: Patch) -> Iterator[None]:
         ) from error
     # what the owner itself holds, not what it inherits: a patched subclass must not keep a copy afterwards
     own = vars(owner).get(attribute, _MISSING)
-    setattr(owner, attribute, target.make(found))
+    replacement = _made(target, owner, attribute, found)
     try:
-        yield
+        setattr(owner, attribute, replacement)
+        yield True
     finally:
-        if own is _MISSING:
-            delattr(owner, attribute)
-        else:
+        if own is not _MISSING:
             setattr(owner, attribute, own)
+        else:
+            with suppress(AttributeError):  # gone already
+                delattr(owner, attribute)
+
+
+def _made(target: Target, owner: Any, attribute: str, found: Any) -> Any:
+    """The replacement, as a method of the kind that it replaces."""
+    static = inspect.getattr_static(owner, attribute) if isinstance(owner, type) else None
+    if isinstance(static, staticmethod):
+        return staticmethod(target.make(found))
+    if isinstance(static, classmethod):
+        return classmethod(target.make(static.__func__))
+    return target.make(found)

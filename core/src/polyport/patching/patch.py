@@ -18,7 +18,8 @@ class Target:
     Args:
         path: `package.module:attribute` or `package.module:Class.attribute`. The module is imported only where the patch
             is applied, and a target whose module the installed version doesn't have is skipped when `optional`.
-        make: Called with the attribute found on entry; returns what takes its place.
+        make: Called with the attribute found on entry (of a class method, the function in it); returns what takes its
+            place, a plain function for a static or class method too.
         optional: Whether the target may be missing.
     """
 
