@@ -40,7 +40,10 @@ def save_model(model: ir.Model, path: Path) -> tuple[str, ...]:
     """
     data = f"{path.name}.data"
     ir.save(model, path, external_data=data, size_threshold_bytes=_INLINE_BELOW, alignment=_ALIGNMENT)
-    return (path.name, data) if (path.parent / data).exists() else (path.name,)
+    weights = path.parent / data
+    if weights.exists() and not weights.stat().st_size:
+        weights.unlink()  # all weights are small enough for the graph file
+    return (path.name, data) if weights.exists() else (path.name,)
 
 
 def load_model(files: Sequence[Path], *, trust: bool = False) -> ir.Model:
@@ -58,6 +61,8 @@ def load_model(files: Sequence[Path], *, trust: bool = False) -> ir.Model:
         proto = onnx.load(str(path), format="protobuf", load_external_data=False)
     except Exception as error:
         raise _refused(path, f"is no readable ONNX file: {error}") from error
+    if not proto.HasField("graph"):
+        raise _refused(path, "is no readable ONNX file: it holds no graph.")
     _check(proto, path, {file.name: file.stat().st_size for file in files[1:]}, trust=trust)
     try:
         model = ir.from_proto(proto)
@@ -176,7 +181,8 @@ def _map_weights(model: ir.Model, folder: Path) -> None:
 
 def _initializers(model: ir.Model) -> Iterator[ir.Value]:
     yield from model.graph.initializers.values()
-    for graph in (model.graph, *model.functions.values()):
+    graphs: list[Any] = [model.graph, *model.functions.values()]
+    for graph in graphs:
         for node in ir.traversal.RecursiveGraphIterator(graph):
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.GRAPH:
