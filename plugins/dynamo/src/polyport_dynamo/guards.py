@@ -57,12 +57,18 @@ def refused_by(program: torch.export.ExportedProgram, call: CapturedCall) -> lis
     return [str(guard.expr) for guard in shape_env.guards if _is_false(guard.expr, sizes)]
 
 
-def frozen_by(program: torch.export.ExportedProgram, call: CapturedCall) -> list[Any]:
+def frozen_by(
+    program: torch.export.ExportedProgram, call: CapturedCall, symbols: Mapping[sympy.Symbol, str]
+) -> list[Any]:
     """The guards that pin a function of open axes to a number, which leaves the graph a single size or a few."""
     shape_env = _shape_env(program)
     if shape_env is None or not call.axes:
         return []
-    return [guard.expr for guard in shape_env.guards if _pins(guard.expr)]
+    # axes of one name have one size, whether or not the trace found that out
+    named = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in symbols.items()}
+    return [
+        guard.expr for guard in shape_env.guards if _pins(guard.expr) and _pins(guard.expr.xreplace(named))
+    ]
 
 
 def _pins(expression: Any) -> bool:

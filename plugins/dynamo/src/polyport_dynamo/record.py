@@ -68,7 +68,8 @@ def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[l
         if isinstance(value, torch.Tensor):
             infos.append(_info(name, value, names))
         else:
-            constants.append([index, _plain(value)])
+            size = isinstance(value, torch.SymInt)
+            constants.append([index, {"size": str(names.size(value))} if size else _plain(value)])
     return infos, constants
 
 

@@ -55,7 +55,7 @@ def trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
                     f"the sample inputs ({'; '.join(refused[:3])}). Export with dynamic=False, or give dynamic_shapes.",
                     stage=STAGE,
                 )
-        if frozen := frozen_by(program, call):
+        if frozen := frozen_by(program, call, names.symbols):
             named = ", ".join(
                 sorted({names.symbols.get(s, str(s)) for guard in frozen for s in guard.free_symbols})
             )
