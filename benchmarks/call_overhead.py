@@ -7,8 +7,6 @@ processes of their own, and then timed in one process, in turn: the bare runtime
 `module()` of the exported program), and the call of the loaded export. Microseconds, the least of many repeats, one thread.
 """
 
-
-
 from __future__ import annotations
 
 import argparse

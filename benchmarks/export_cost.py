@@ -11,8 +11,6 @@ Every measurement is a process of its own, one thread, ours and the peer's in tu
 * `load`: CPU seconds and memory of loading a saved export, and of its first call.
 """
 
-
-
 from __future__ import annotations
 
 import argparse

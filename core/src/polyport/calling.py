@@ -256,7 +256,9 @@ def _assembler(metadata: ExportMetadata) -> Callable[[Any, Mapping[str, int]], A
         )
     if constants:
         # a number that follows from the inputs, such as how much a cache has seen, is recorded as `{"size": expression}`
-        follows = {i: compiled(x["size"]) for i, x in constants.items() if isinstance(x, dict) and "size" in x}
+        follows = {
+            i: compiled(x["size"]) for i, x in constants.items() if isinstance(x, dict) and "size" in x
+        }
 
         def assemble(tensors: Any, sizes: Mapping[str, int]) -> Any:
             flat = iter(tensors)

@@ -65,8 +65,7 @@ def _version(name: str) -> str | None:
 def _show(console: Console, found: list[dict[str, Any]], extensions: list[dict[str, Any]]) -> None:
     if not found:
         console.print(
-            "No backend is installed. Backends are distributions of their own, by convention named polyport-<format>: "
-            "pip install polyport-onnx, for example.",
+            "No backend is installed. Backends are distributions of their own, by convention named polyport-<format>: pip install polyport-<format>",
             markup=False,
         )
     for backend in found:

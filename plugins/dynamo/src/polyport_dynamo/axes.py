@@ -118,7 +118,7 @@ def _user_symbols(
 def _ranges(
     program: torch.export.ExportedProgram, symbols: Mapping[sympy.Symbol, str], call: CapturedCall
 ) -> dict[str, AxisRange]:
-    ranges = {}
+    ranges: dict[str, AxisRange] = {}
     for symbol, name in symbols.items():
         if "+" in name:
             continue  # a mask over a cache: the ranges of its parts say it
@@ -129,6 +129,10 @@ def _ranges(
             # torch.export assumes at least 2 of every open axis, and does not hold callers to it
             low = least if found.lower <= 2 else int(found.lower)
             high = int(found.upper) if found.upper.is_Integer and found.upper < 2**31 else None
+        if name in ranges:  # the mask's sequence is the tokens' sequence: the tighter limit holds for both
+            known = ranges[name]
+            low = max(low, known.min)
+            high = min((x for x in (high, known.max) if x is not None), default=None)
         ranges[name] = AxisRange(min=low, max=high)
     return ranges
 

@@ -19,11 +19,15 @@ from polyport import structure
 from polyport.capture import rebuilt, tensor_leaves
 from polyport.pipeline import CapturedCall
 from polyport_dynamo.axes import user_tensors
+from polyport_dynamo.runner import ProgramRunner
 
 logger = logging.getLogger(__name__)
 
 #: Largest relative difference that is rounding and no other branch, by dtype. A shifted window changes 1e-4 of an output.
 _TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
+
+#: Sizes at which an equation is tried.
+_TRIALS = 12
 
 
 def drop_needless_guards(program: torch.export.ExportedProgram, call: CapturedCall) -> None:
@@ -39,13 +43,21 @@ def drop_needless_guards(program: torch.export.ExportedProgram, call: CapturedCa
     _relax_asserts(program)
     for kwargs in _other_calls(call):
         refused = [guard for guard in shape_env.guards if _is_false(guard.expr, _sizes(program, kwargs))]
-        if refused and _agrees(program, call, kwargs):
-            for guard in refused:
-                logger.debug("guard dropped, both branches compute the same: %s", guard.expr)
-            shape_env.guards[:] = [guard for guard in shape_env.guards if guard not in refused]
-            program._guards_code = torch.export.exported_program._convert_guards_to_code(  # type: ignore[no-untyped-call]
-                program.graph_module
-            )
+        if refused and agrees(program, call, kwargs):
+            forget(program, kwargs)
+
+
+def forget(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) -> None:
+    """Drop the guards that refuse a call: it was found to be computed right."""
+    shape_env = _shape_env(program)
+    if shape_env is None:
+        return
+    refused = [guard for guard in shape_env.guards if _is_false(guard.expr, _sizes(program, kwargs))]
+    for guard in refused:
+        logger.debug("guard dropped, both branches compute the same: %s", guard.expr)
+    shape_env.guards[:] = [guard for guard in shape_env.guards if guard not in refused]
+    convert: Any = torch.export.exported_program._convert_guards_to_code
+    program._guards_code = convert(program.graph_module)
 
 
 def refused_by(program: torch.export.ExportedProgram, call: CapturedCall) -> list[str]:
@@ -64,20 +76,23 @@ def frozen_by(
     shape_env = _shape_env(program)
     if shape_env is None or not call.axes:
         return []
-    # axes of one name have one size, whether or not the trace found that out
-    named = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in symbols.items()}
-    return [
-        guard.expr for guard in shape_env.guards if _pins(guard.expr) and _pins(guard.expr.xreplace(named))
-    ]
+    return [guard.expr for guard in shape_env.guards if _pins(guard.expr, symbols)]
 
 
-def _pins(expression: Any) -> bool:
-    if not isinstance(expression, sympy.Eq) or not expression.free_symbols:
+def _pins(expression: Any, symbols: Mapping[sympy.Symbol, str]) -> bool:
+    """Whether an equation with a number fails at nearly every size; that a size divides by something is no such thing."""
+    if not isinstance(expression, sympy.Eq) or not expression.free_symbols <= symbols.keys():
         return False
     left, right = expression.args
     value = left if right.is_Integer else right
-    # that a size divides by something is a limit of the model's, as of images cut into patches
-    return (left.is_Integer or right.is_Integer) and "Mod" not in type(value).__name__
+    if not (left.is_Integer or right.is_Integer) or "Mod" in type(value).__name__:
+        return False
+    held = 0
+    for step in range(1, _TRIALS + 1):
+        # axes of one name have one size, whether or not the trace found that out
+        sizes = {name: step * 7 + place for place, name in enumerate(sorted(set(symbols.values())), start=2)}
+        held += not _is_false(expression, {symbol: sizes[name] for symbol, name in symbols.items()})
+    return held < _TRIALS // 2
 
 
 def at_sample_sizes(call: CapturedCall, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,19 +157,15 @@ def _other_calls(call: CapturedCall) -> Iterator[dict[str, Any]]:
     yield rebuilt(call.sample, single)
 
 
-def _agrees(program: torch.export.ExportedProgram, call: CapturedCall, kwargs: dict[str, Any]) -> bool:
+def agrees(program: torch.export.ExportedProgram, call: CapturedCall, kwargs: dict[str, Any]) -> bool:
     """Whether the graph, asked without guards, gives the model's results."""
-    from polyport.capture import is_constant
-
     try:
         wanted = structure.flatten(call.model(**rebuilt(kwargs, {})))[0]
-        inputs = {name: value for name, value in rebuilt(kwargs, {}).items() if not is_constant(value)}
-        found = structure.flatten(program.module(check_guards=False)(**inputs))[0]
+        found = ProgramRunner(program)(list(tensor_leaves(rebuilt(kwargs, {})).values()))
     except Exception as error:  # noqa: BLE001  whatever it is, the guard stays
         logger.debug("guards stay: %s: %s", type(error).__name__, error)
         return False
     wanted = [x for x in wanted if isinstance(x, torch.Tensor)]
-    found = [x for x in found if isinstance(x, torch.Tensor)]
     return len(wanted) == len(found) and all(_same(a, b) for a, b in zip(wanted, found, strict=True))
 
 

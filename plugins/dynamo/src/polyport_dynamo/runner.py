@@ -21,7 +21,7 @@ class ProgramRunner:
 
     Args:
         program: The program.
-        metadata: The record of the program.
+        metadata: The record of the program, which it must fit; None where there is none yet.
         device: Where to run; None for where the program's weights are.
 
     Raises:
@@ -30,7 +30,10 @@ class ProgramRunner:
     """
 
     def __init__(
-        self, program: torch.export.ExportedProgram, metadata: ExportMetadata, device: str | None
+        self,
+        program: torch.export.ExportedProgram,
+        metadata: ExportMetadata | None = None,
+        device: str | None = None,
     ) -> None:
         if device is not None:
             program = _moved(program, device)
@@ -51,6 +54,8 @@ class ProgramRunner:
             for index, spec in enumerate(program.graph_signature.output_specs)
             if spec.kind == OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
         ]
+        if metadata is None:
+            return
         found, recorded = (
             (len(self._places), len(self._outputs)),
             (len(metadata.inputs), len(metadata.outputs)),

@@ -16,6 +16,7 @@ from polyport.errors import ExportError, PolyportError
 from polyport.pipeline import CapturedCall, TracedProgram
 from polyport_dynamo.axes import check_axes
 from polyport_dynamo.guards import at_sample_sizes, drop_needless_guards, frozen_by, refused_by
+from polyport_dynamo.limits import beyond_limits, widen
 from polyport_dynamo.record import describe
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,10 @@ def trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
         warnings.simplefilter("ignore")
         program = _export(call, kwargs, constants, config)
         names = check_axes(program, call)
+        if longer := beyond_limits(call, kwargs, names.ranges):
+            kwargs = {name: value for name, value in longer.items() if not is_constant(value)}
+            program = _export(call, kwargs, constants, config)
+            names = check_axes(program, call)
         drop_needless_guards(program, call)
         if refused_by(program, call):
             # a branch on a size went another way than the caller's sample does; at its own sizes it can't
@@ -55,6 +60,7 @@ def trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
                     f"the sample inputs ({'; '.join(refused[:3])}). Export with dynamic=False, or give dynamic_shapes.",
                     stage=STAGE,
                 )
+        names = widen(program, call, names)
         if frozen := frozen_by(program, call, names.symbols):
             named = ", ".join(
                 sorted({names.symbols.get(s, str(s)) for guard in frozen for s in guard.free_symbols})

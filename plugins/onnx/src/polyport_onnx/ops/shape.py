@@ -167,11 +167,24 @@ def slice_(
     c: Context, node: Node, self: Node, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Any:
     """A range of an axis."""
+    del node
     axis = dim % traced(self).dim()
-    if dims(self)[axis] == dims(node)[axis] and step == 1:
+    if _is_whole(dims(self)[axis], start, end) and step == 1:
         return c.value(self)
     bounds = [c.sizes([bound]) for bound in (0 if start is None else start, _END if end is None else end)]
     return c.emit.op("Slice", c.value(self), *bounds, c.emit.ints(axis), c.sizes([step]))
+
+
+def _is_whole(size: Any, start: Any, end: Any) -> bool:
+    """Whether a range covers an axis whatever its size.
+
+    That the traced shapes are equal says less: `[-8:]` covers the axis of a sample shorter than 8, and not that of others.
+    """
+    if start not in (None, 0):
+        return False
+    if isinstance(end, Node):
+        return bool(getattr(getattr(end.meta["val"], "node", None), "expr", end.meta["val"]) == size)
+    return end is None or end == _END or (isinstance(size, int) and end >= size)
 
 
 @translates(aten.select.int)

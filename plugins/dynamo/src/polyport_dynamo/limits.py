@@ -1,0 +1,127 @@
+"""Limits of an axis that are the trace's and not the model's.
+
+A trace keeps one answer to every comparison of a size. When a cache keeps the last 8 tokens, a trace of 5 is good for up to 7, and
+a trace of 12 for any number, since cutting 8 from the end of something shorter takes all of it. So an axis that came out with
+an upper limit is tried beyond it: where the model goes on, the trace is made again beyond the limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import sympy
+import torch
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from polyport.capture import rebuilt, tensor_leaves
+from polyport.capture.layout import placeholders, propose
+from polyport.capture.resize import resized
+from polyport.metadata import AxisRange
+from polyport.pipeline import CapturedCall
+from polyport_dynamo.axes import AxisNames
+from polyport_dynamo.guards import agrees, forget
+
+logger = logging.getLogger(__name__)
+
+#: Longest axis that is tried: a model's own limit above it (a table of 131,072 positions) is believed.
+_LONGEST = 8192
+
+
+def beyond_limits(
+    call: CapturedCall, kwargs: Mapping[str, Any], ranges: Mapping[str, AxisRange]
+) -> dict[str, Any] | None:
+    """Inputs to trace with in place of `kwargs`, beyond limits that the model doesn't have.
+
+    Args:
+        call: The captured call. Its model must be in evaluation mode.
+        kwargs: What was traced with.
+        ranges: The limits that came out.
+
+    Returns:
+        The inputs, or None where every limit is the model's own.
+    """
+    leaves = tensor_leaves(kwargs)
+    special = placeholders(getattr(call.model, "config", None))
+    layout = propose(leaves, special).only(set(call.ranges))
+    sizes: dict[str, int] = {}
+    for name, span in ranges.items():
+        group = layout.groups.get(name)
+        if (
+            span.max is None
+            or span.max > _LONGEST
+            or group is None
+            or group.kind not in ("tokens", "past", "free")
+        ):
+            continue
+        beyond = next(_primes(2 * span.max))
+        grown = resized(leaves, layout, {**sizes, name: beyond}, 1, special)
+        if _runs(call.model, rebuilt(dict(kwargs), grown)):
+            logger.debug(
+                "the trace limits %s to %d, the model doesn't: tracing at %d", name, span.max, beyond
+            )
+            sizes[name] = beyond
+    if not sizes:
+        return None
+    return rebuilt(dict(kwargs), resized(leaves, layout, sizes, 1, special))
+
+
+def widen(program: torch.export.ExportedProgram, call: CapturedCall, names: AxisNames) -> AxisNames:
+    """Lower limits that the graph doesn't need, taken off the program.
+
+    Args:
+        program: The program; changed in place.
+        call: The call it was traced from. Its model must be in evaluation mode.
+        names: Names and limits that came out.
+
+    Returns:
+        The names with the limits that are left.
+    """
+    leaves = tensor_leaves(call.sample)
+    special = placeholders(getattr(call.model, "config", None))
+    layout = propose(leaves, special).only(set(call.ranges))
+    ranges = dict(names.ranges)
+    for name, span in names.ranges.items():
+        group, promised = layout.groups.get(name), call.ranges[name].min if name in call.ranges else span.min
+        if group is None or group.kind == "lead" or span.min <= promised:
+            continue
+        for size in dict.fromkeys((promised, group.size)):
+            if size >= span.min:
+                continue
+            shorter = rebuilt(call.sample, resized(leaves, layout, {name: size}, 1, special))
+            if agrees(program, call, shorter):
+                ranges[name] = AxisRange(min=size, max=span.max)
+                forget(program, shorter)
+                _lower(program, [symbol for symbol, known in names.symbols.items() if known == name], size)
+                break
+    return attrs.evolve(names, ranges=ranges)
+
+
+def _lower(program: torch.export.ExportedProgram, symbols: list[sympy.Symbol], size: int) -> None:
+    """Let the program itself take that size: 2 stands for 1 in torch.export's ranges."""
+    for symbol in symbols:
+        span = program.range_constraints.get(symbol)
+        if span is not None:
+            program.range_constraints[symbol] = ValueRanges(max(size, 2), span.upper)
+
+
+def _runs(model: Any, kwargs: Mapping[str, Any]) -> bool:
+    try:
+        with torch.no_grad():
+            model(
+                **rebuilt(dict(kwargs), {name: leaf.clone() for name, leaf in tensor_leaves(kwargs).items()})
+            )
+    except Exception as error:  # noqa: BLE001  the model says no in many ways
+        logger.debug("the model shares the limit: %s: %s", type(error).__name__, error)
+        return False
+    return True
+
+
+def _primes(above: int) -> Iterator[int]:
+    n = max(above, 2)
+    while True:
+        n += 1
+        if all(n % d for d in range(2, int(n**0.5) + 1)):
+            yield n
