@@ -203,6 +203,11 @@ def test_own_shapes_are_checked_by_name(bert):
     batch = torch.export.Dim("batch", min=1, max=8)
 
     call = capture(bert, {"input_ids": ids(2, 6)}, ExportConfig(dynamic_shapes={"input_ids": {0: batch}}))
+    # the mask that is added to the call goes along with its tokens
+    assert call.dynamic_shapes == {"input_ids": {0: batch}, "attention_mask": {0: batch}}
+
+    masked = {"input_ids": ids(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    call = capture(bert, masked, ExportConfig(dynamic_shapes={"input_ids": {0: batch}}))
     assert call.dynamic_shapes == {"input_ids": {0: batch}, "attention_mask": None}
 
     with pytest.raises(ExportError, match="Did you mean 'input_ids'"):

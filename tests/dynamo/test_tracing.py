@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import BertConfig, BertModel, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from polyport import structure
+from polyport import DynamoConfig, DynamoExporter, structure
 from polyport.capture import capture
 from polyport.config import ExportConfig
-from polyport.errors import ExportError
+from polyport.errors import ExportError, InputError
 from polyport.metadata import AxisRange
 from polyport.patching import applied
 from polyport_dynamo.fixes import PATCHES
@@ -217,3 +219,61 @@ def test_a_static_cache_is_open_in_queries_and_buffers(llama):
         wanted = llama(**same).logits
         given.pop("use_cache")
         torch.testing.assert_close(graph(**given).logits, wanted)
+
+
+# ── the user's own dynamic_shapes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _tiny() -> Any:
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    return BertModel(BertConfig(**sizes, num_attention_heads=2, max_position_embeddings=64)).eval()
+
+
+@pytest.mark.parametrize("mark", ["named", "auto", "dynamic"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_wanted_axes_are_open_from_a_sample_of_one_row(mark: str, masked: bool) -> None:
+    dim = torch.export.Dim
+    batch, length = {
+        "named": (dim("batch", min=1, max=8), dim("length", min=1, max=32)),
+        "auto": (dim.AUTO, dim.AUTO),
+        "dynamic": (dim.DYNAMIC, dim.DYNAMIC),
+    }[mark]
+    model, ids = _tiny(), torch.tensor([[3, 4, 5]])
+    sample = {"input_ids": ids, **({"attention_mask": torch.ones_like(ids)} if masked else {})}
+    shapes = {name: {0: batch, 1: length} for name in sample}
+    exported = DynamoExporter().export(model, sample, DynamoConfig(dynamic_shapes=shapes))
+    names = ("batch", "length" if mark == "named" else "sequence")
+    assert [info.shape for info in exported["model"].metadata.inputs] == [names, names]
+    for rows, tokens in ((1, 1), (1, 3), (3, 7), (8, 32)):
+        inputs = torch.randint(1, 16, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
+        with torch.no_grad():
+            wanted = model(input_ids=inputs).last_hidden_state
+        found = exported(input_ids=inputs).last_hidden_state
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    if mark == "named":
+        with pytest.raises(InputError, match=r"'batch' has size 9, which must be between 1 and 8"):
+            exported(input_ids=torch.ones(9, 3, dtype=torch.long))
+
+
+def test_lower_bound_holds() -> None:
+    length = torch.export.Dim("length", min=2, max=32)
+    sample = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
+    exported = DynamoExporter().export(
+        _tiny(), sample, DynamoConfig(dynamic_shapes={"input_ids": {1: length}})
+    )
+    with pytest.raises(InputError, match=r"'length' has size 1, which must be between 2 and 32"):
+        exported(input_ids=torch.ones(2, 1, dtype=torch.long))
+
+
+def test_wanted_axis_that_the_model_fixes_is_an_error() -> None:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)).eval()
+    shapes = {"pixel_values": {2: torch.export.Dim.AUTO}}
+    with pytest.raises(
+        ExportError, match=r"dynamic_shapes wants axis 2 of 'pixel_values' open, but the trace fixed it"
+    ):
+        DynamoExporter().export(
+            model, {"pixel_values": torch.zeros(2, 3, 16, 16)}, DynamoConfig(dynamic_shapes=shapes)
+        )

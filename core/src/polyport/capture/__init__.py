@@ -17,12 +17,12 @@ from polyport.capture.defaults import complete
 from polyport.capture.keep import untouched
 from polyport.capture.prepare import check_model, is_constant, plain_kwargs, tensor_leaves
 from polyport.capture.probe import Found, Probe, rebuilt
-from polyport.capture.shapes import checked_shapes
+from polyport.capture.shapes import checked_shapes, enlarged, open_axes
 from polyport.config import ExportConfig
 from polyport.metadata import AxisRange
 from polyport.pipeline import CapturedCall
 
-__all__ = ["capture", "is_constant", "rebuilt", "tensor_leaves", "true_lengths", "untouched"]
+__all__ = ["capture", "is_constant", "open_axes", "rebuilt", "tensor_leaves", "true_lengths", "untouched"]
 
 
 def capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> CapturedCall:
@@ -48,9 +48,13 @@ def capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> Capt
     with untouched(model):
         kwargs, defaults = complete(model, kwargs)
         if config.dynamic_shapes is not None:
-            shapes = checked_shapes(config.dynamic_shapes, kwargs)
+            shapes = checked_shapes(config.dynamic_shapes, kwargs, inputs.keys())
             return CapturedCall(
-                model=model, kwargs=kwargs, dynamic_shapes=shapes, defaults=defaults, sample=kwargs
+                model=model,
+                kwargs=enlarged(model, kwargs, shapes),
+                dynamic_shapes=shapes,
+                defaults=defaults,
+                sample=kwargs,
             )
         probe = Probe(model, kwargs)
         if not config.dynamic:

@@ -10,6 +10,9 @@ import attrs
 import sympy
 import torch
 
+from polyport.capture import open_axes, tensor_leaves
+from polyport.capture.layout import placeholders as placeholder_ids
+from polyport.capture.layout import propose
 from polyport.errors import ExportError
 from polyport.metadata import AxisRange
 from polyport.pipeline import CapturedCall
@@ -59,14 +62,11 @@ def check_axes(program: torch.export.ExportedProgram, call: CapturedCall) -> Axi
     Raises:
         ExportError: The trace fixed an axis, tied it to another one, or allows only some sizes of it.
     """
-    from polyport.capture import tensor_leaves
-
     leaves = list(tensor_leaves(call.kwargs))
     placeholders = dict(zip(leaves, user_tensors(program), strict=True))
     symbols: dict[sympy.Symbol, str] = {}
     for leaf, dim, name in _sorted(call.axes):
-        size = placeholders[leaf].meta["val"].shape[dim]
-        expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+        expression = _expression(placeholders[leaf].meta["val"].shape[dim])
         if expression.is_Symbol:
             symbols.setdefault(expression, name)
         elif expression.is_Integer:
@@ -85,8 +85,12 @@ def check_axes(program: torch.export.ExportedProgram, call: CapturedCall) -> Axi
                 stage=STAGE,
             )
     if not call.axes:
-        _user_symbols(placeholders, call.dynamic_shapes, symbols)
+        _user_symbols(program, placeholders, call, symbols)
     return AxisNames(symbols, _ranges(program, symbols, call))
+
+
+def _expression(size: int | torch.SymInt) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def _sorted(axes: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[str, int, str]]:
@@ -96,33 +100,43 @@ def _sorted(axes: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[str, int, s
 
 
 def _user_symbols(
-    placeholders: Mapping[str, torch.fx.Node], shapes: Any, symbols: dict[sympy.Symbol, str]
+    program: torch.export.ExportedProgram,
+    placeholders: Mapping[str, torch.fx.Node],
+    call: CapturedCall,
+    symbols: dict[sympy.Symbol, str],
 ) -> None:
-    """Names for the axes of the user's own `dynamic_shapes`: their `Dim`'s, else the leaf and the axis."""
-    for leaf, node in placeholders.items():
-        own = shapes.get(leaf) if isinstance(shapes, Mapping) else None
-        for dim, size in enumerate(node.meta["val"].shape):
-            if not isinstance(size, torch.SymInt) or not size.node.expr.is_Symbol:
-                continue
-            given = (
-                own.get(dim)
-                if isinstance(own, Mapping)
-                else own[dim]
-                if isinstance(own, (tuple, list))
-                else None
-            )
-            name = getattr(given, "__name__", None) or f"{leaf}_{dim}".replace(".", "_")
-            symbols.setdefault(size.node.expr, name)
+    """Names for the axes of the user's own `dynamic_shapes`: their `Dim`'s, else the usual ones.
+
+    Raises:
+        ExportError: The trace fixed an axis that the user wants open.
+    """
+    proposed = propose(tensor_leaves(call.kwargs), placeholder_ids(call.model.config)).axes
+    for leaf, dims in open_axes(call.dynamic_shapes or {}, call.kwargs).items():
+        for dim, mark in dims.items():
+            size = _expression(placeholders[leaf].meta["val"].shape[dim])
+            if size.is_Integer:
+                small = "The sample is too small there: give one that is at least 2 long." if size < 2 else ""
+                raise ExportError(
+                    f"dynamic_shapes wants axis {dim} of {leaf!r} open, but the trace fixed it to {size}. "
+                    f"{small or _culprit(program, placeholders[leaf], dim)}",
+                    stage=STAGE,
+                )
+            if size.is_Symbol:
+                usual = "+".join(proposed.get(leaf, {}).get(dim, ())) or f"{leaf}_{dim}".replace(".", "_")
+                name = getattr(mark, "__name__", None) or usual
+                symbols.setdefault(size, name)
 
 
 def _ranges(
     program: torch.export.ExportedProgram, symbols: Mapping[sympy.Symbol, str], call: CapturedCall
 ) -> dict[str, AxisRange]:
     ranges: dict[str, AxisRange] = {}
+    marks = [m for dims in open_axes(call.dynamic_shapes or {}, call.kwargs).values() for m in dims.values()]
+    wanted = {mark.__name__: mark for mark in marks if hasattr(mark, "__name__") and hasattr(mark, "min")}
     for symbol, name in symbols.items():
         if "+" in name:
             continue  # a mask over a cache: the ranges of its parts say it
-        least = call.ranges[name].min if name in call.ranges else 1
+        least = call.ranges[name].min if name in call.ranges else getattr(wanted.get(name), "min", 1)
         found = program.range_constraints.get(symbol)
         low, high = least, None
         if found is not None:

@@ -95,8 +95,8 @@ PATCH = Patch(
         Target(f"{_NAMESPACE}.torch_float", _torch_float),
     ),
     reason=(
-        "Modeling code rounds sizes with int() and takes them with len(), which must return Python integers, so the image size or audio length of the "
-        "sample becomes part of the graph (MobileNetV2, MobileViT, Moonshine, BEiT, RT-DETR...). While tracing, they "
+        "Modeling code rounds sizes with int() and takes them with len(), which must return Python integers, so the "
+        "image size or audio length of the sample becomes part of the graph (MobileNetV2, MobileViT, Moonshine, BEiT, RT-DETR...). While tracing, they "
         "give a symbolic number."
     ),
     upstream="unreported",
