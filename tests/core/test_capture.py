@@ -220,3 +220,14 @@ def test_leaves_are_named_in_order(llama):
     )
 
     assert list(tensor_leaves(call.kwargs)) == ["attention_mask", "input_ids"]
+
+
+def test_segments_may_be_left_out_where_the_model_takes_zeros(bert):
+    sample = {"input_ids": ids(2, 6), "token_type_ids": torch.ones(2, 6, dtype=torch.long)}
+
+    call = capture(bert, sample, DYNAMIC)
+
+    assert call.defaults == {
+        "attention_mask": "ones_like:input_ids",
+        "token_type_ids": "zeros_like:input_ids",
+    }

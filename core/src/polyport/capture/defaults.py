@@ -9,10 +9,11 @@ import torch
 
 from polyport.capture.prepare import forward_parameters, tensor_leaves
 from polyport.capture.probe import Probe
+from polyport.errors import InputError
 
 
 def complete(model: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Add the attention mask that the model takes and the sample lacks.
+    """Add the attention mask that the model takes and the sample lacks, and find what may be left out of a call.
 
     An unpadded sample often comes without a mask (`generate` drops one that is all ones); a graph traced from it could
     never run a padded batch.
@@ -20,8 +21,27 @@ def complete(model: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     Returns:
         The kwargs, and how to fill what a call of the export may leave out.
     """
+    kwargs, defaults = _with_mask_default(model, dict(kwargs))
+    if _types_may_be_left_out(model, kwargs):
+        defaults["token_type_ids"] = "zeros_like:input_ids"
+    return kwargs, defaults
+
+
+def _types_may_be_left_out(model: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model takes everything for one segment when no segments are given."""
+    types, ids = kwargs.get("token_type_ids"), kwargs.get("input_ids")
+    if not isinstance(types, torch.Tensor) or not isinstance(ids, torch.Tensor) or types.shape != ids.shape:
+        return False
+    without = {name: value for name, value in kwargs.items() if name != "token_type_ids"}
+    try:
+        left_out = Probe(model, without).base()
+    except InputError:
+        return False  # the model needs them
+    return _same(left_out, Probe(model, {**kwargs, "token_type_ids": torch.zeros_like(types)}).base())
+
+
+def _with_mask_default(model: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     parameter = forward_parameters(model).get("attention_mask")
-    kwargs = dict(kwargs)
     if parameter is None or parameter.default is parameter.empty:
         return kwargs, {}
     ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
@@ -94,12 +114,14 @@ def _is_neutral(model: Any, without: Mapping[str, Any], completed: Mapping[str, 
         padded = probe.run({**probe.leaves, "attention_mask": mask})
     except Exception:  # noqa: BLE001  a model that fails on a mask is exported without one
         return False
-    pairs = list(zip(before, after, strict=False))
-    same = len(before) == len(after) and all(
-        a.shape == b.shape and (not a.is_floating_point() or torch.allclose(a, b, rtol=1e-3, atol=1e-4))
-        for a, b in pairs
-    )
     read = mask.shape[-1] == 1 or any(
         a.is_floating_point() and not torch.equal(a, b) for a, b in zip(after, padded, strict=False)
     )
-    return same and read
+    return read and _same(before, after)
+
+
+def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        a.shape == b.shape and (not a.is_floating_point() or torch.allclose(a, b, rtol=1e-3, atol=1e-4))
+        for a, b in zip(one, other, strict=True)
+    )
