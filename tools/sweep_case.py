@@ -114,8 +114,8 @@ def _exports(
             yield name, exported, seconds(name)
         return
     except Exception as error:
-        if len(formats) == 1:
-            yield formats[0], error, seconds(formats[0])
+        if len(formats) == 1 or clock.stage in ("capture", "trace"):  # what they share has failed for all
+            yield from ((name, error, seconds(name)) for name in formats)
             return
     for name in formats:
         clock.name, clock.seconds = name, {}

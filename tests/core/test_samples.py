@@ -290,7 +290,6 @@ def test_sound_goes_through_the_feature_extractor(tmp_path: Path) -> None:
 
 
 def test_pictures_and_text_go_through_the_processor(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     sizes = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
     transformers.CLIPProcessor(transformers.CLIPImageProcessor(**sizes), tokenizer()).save_pretrained(
         tmp_path
@@ -302,7 +301,6 @@ def test_pictures_and_text_go_through_the_processor(tmp_path: Path) -> None:
 
 
 def test_a_multimodal_prompt_gets_the_processors_own_placeholder(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     sizes = {"size": {"height": 16, "width": 16}, "crop_size": {"height": 16, "width": 16}}
     processor = transformers.LlavaProcessor(
         transformers.CLIPImageProcessor(**sizes), tokenizer("<image>"), patch_size=8, image_token="<image>",
@@ -315,7 +313,6 @@ def test_a_multimodal_prompt_gets_the_processors_own_placeholder(tmp_path: Path)
 
 
 def test_a_tokenizer_and_an_image_processor_without_a_processor_are_saved_together(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     both = Processors(
         tokenizer=tokenizer(),
         image_processor=transformers.ViTImageProcessor(size={"height": 16, "width": 16}),

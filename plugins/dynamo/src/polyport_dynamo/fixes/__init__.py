@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from polyport.patching import GraphFix, Patch
-from polyport_dynamo.fixes import asserts, integers, paddings, pieces, positions, recurrence, windows
+from polyport_dynamo.fixes import (
+    asserts,
+    ceilings,
+    integers,
+    paddings,
+    pieces,
+    positions,
+    recurrence,
+    windows,
+)
 
 #: All of them, in the order in which they are applied.
 PATCHES: tuple[Patch | GraphFix, ...] = (
@@ -14,4 +23,5 @@ PATCHES: tuple[Patch | GraphFix, ...] = (
     *recurrence.PATCHES,
     paddings.PATCH,
     asserts.FIX,
+    ceilings.FIX,
 )

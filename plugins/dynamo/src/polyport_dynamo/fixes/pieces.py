@@ -100,6 +100,10 @@ def _reproduce() -> None:
         program.module()(torch.zeros(3, 3, 16, 16))
 
 
+def _sees_images(model: Any) -> bool:
+    return model is None or any(hasattr(part, "get_image_features") for part in model.modules())
+
+
 PATCH = Patch(
     id="transformers-per-image-pieces",
     targets=(
@@ -119,4 +123,5 @@ PATCH = Patch(
     upstream="unreported",
     affects={"transformers": ">=5.20,<6"},
     reproduce=_reproduce,
+    applies=_sees_images,
 )
