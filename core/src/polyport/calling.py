@@ -21,6 +21,7 @@ from polyport.caches import find_dtype
 from polyport.config import plain
 from polyport.errors import ArtifactError, InputError
 from polyport.metadata import ExportMetadata, TensorInfo
+from polyport.pieces import cutter
 from polyport.pipeline import Runner
 from polyport.sizes import compiled
 
@@ -254,6 +255,9 @@ def _assembler(metadata: ExportMetadata) -> Callable[[Any, Mapping[str, int]], A
             "values that the model returns.",
             stage="load",
         )
+    if unknown := [name for _, name in metadata.out_pieces if name not in metadata.axes]:
+        raise ArtifactError(f"The export counts pieces by {unknown[0]!r}, which is no axis.", stage="load")
+    put = cutter(dict(metadata.out_pieces), spec) if metadata.out_pieces else None
     if constants:
         # a number that follows from the inputs, such as how much a cache has seen, is recorded as `{"size": expression}`
         follows = {
@@ -263,9 +267,12 @@ def _assembler(metadata: ExportMetadata) -> Callable[[Any, Mapping[str, int]], A
         def assemble(tensors: Any, sizes: Mapping[str, int]) -> Any:
             flat = iter(tensors)
             fixed = {**constants, **{i: size(sizes) for i, size in follows.items()}}
-            return structure.unflatten([fixed[i] if i in fixed else next(flat) for i in range(count)], spec)
+            leaves = [fixed[i] if i in fixed else next(flat) for i in range(count)]
+            return put(leaves, sizes) if put else structure.unflatten(leaves, spec)
 
         return assemble
+    if put:
+        return put
     if spec.type is not None and all(child.is_leaf() for child in spec.children()):
         cls, keys = spec.type, spec.context
         if issubclass(cls, ModelOutput):  # by far the most frequent case, without torch's general machinery

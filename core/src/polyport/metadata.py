@@ -64,6 +64,8 @@ class ExportMetadata:
         in_constants: Kwargs that were traced as constants.
         out_constants: Leaves of the output that are no tensors, as `[leaf index, value]`. A number that follows from the
             sizes of the inputs is `{"size": expression}`.
+        out_pieces: Leaves of the output that stand for a tuple of pieces, as `[leaf index, axis name]`: the leaf is cut into
+            as many equal pieces as that axis is long.
         inputs: The tensors that go in, in the graph's order.
         outputs: The tensors that come out, in the graph's order.
         axes: Every named axis with the sizes it may take.
@@ -83,6 +85,7 @@ class ExportMetadata:
     out_spec: str | None = None
     in_constants: dict[str, Any] = attrs.field(factory=dict)
     out_constants: list[Any] = attrs.field(factory=list)
+    out_pieces: list[tuple[int, str]] = attrs.field(factory=list)
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
     axes: dict[str, AxisRange] = attrs.field(factory=dict)

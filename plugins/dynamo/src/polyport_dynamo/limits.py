@@ -26,8 +26,8 @@ from polyport_dynamo.guards import agrees, forget
 
 logger = logging.getLogger(__name__)
 
-#: Longest axis that is tried: a model's own limit above it (a table of 131,072 positions) is believed.
-_LONGEST = 8192
+#: Longest axis that is tried, since trying means running the model once: a limit above it is believed.
+_LONGEST = 2048
 
 
 def beyond_limits(
@@ -43,9 +43,9 @@ def beyond_limits(
     Returns:
         The inputs, or None where every limit is the model's own.
     """
-    leaves = tensor_leaves(kwargs)
     special = placeholders(getattr(call.model, "config", None))
-    layout = propose(leaves, special).only(set(call.ranges))
+    sample, traced = tensor_leaves(call.sample), tensor_leaves(kwargs)
+    layout = propose(sample, special).only(set(call.ranges))
     sizes: dict[str, int] = {}
     for name, span in ranges.items():
         group = layout.groups.get(name)
@@ -56,16 +56,15 @@ def beyond_limits(
             or group.kind not in ("tokens", "past", "free")
         ):
             continue
-        beyond = next(_primes(2 * span.max))
-        grown = resized(leaves, layout, {**sizes, name: beyond}, 1, special)
-        if _runs(call.model, rebuilt(dict(kwargs), grown)):
-            logger.debug(
-                "the trace limits %s to %d, the model doesn't: tracing at %d", name, span.max, beyond
-            )
-            sizes[name] = beyond
+        just_beyond = resized(sample, layout, {name: span.max + 1}, 1, special)
+        if _runs(call.model, rebuilt(call.sample, just_beyond)):
+            # well beyond: the number next to a limit is one that code compares with
+            sizes[name] = next(_primes(2 * span.max))
+            logger.debug("the trace limits %s to %d, the model doesn't: now %d", name, span.max, sizes[name])
     if not sizes:
         return None
-    return rebuilt(dict(kwargs), resized(leaves, layout, sizes, 1, special))
+    layout = propose(traced, special).only(set(call.ranges))
+    return rebuilt(dict(kwargs), resized(traced, layout, sizes, 1, special))
 
 
 def widen(program: torch.export.ExportedProgram, call: CapturedCall, names: AxisNames) -> AxisNames:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from polyport import structure
-from polyport.capture import tensor_leaves
+from polyport.capture import rebuilt, tensor_leaves, untouched
 from polyport.config import ExportConfig
 from polyport.metadata import ExportMetadata, TensorInfo
+from polyport.pieces import find_pieces
 from polyport.pipeline import CapturedCall
 from polyport_dynamo.axes import AxisNames, user_tensors
 
@@ -42,6 +43,7 @@ def describe(
         out_spec=structure.dump_structure(program.call_spec.out_spec),
         in_constants={name: _plain(value) for name, value in constants.items()},
         out_constants=out_constants,
+        out_pieces=_pieces(program, call, kwargs, names),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         axes=dict(names.ranges),
@@ -71,6 +73,24 @@ def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[l
             size = isinstance(value, torch.SymInt)
             constants.append([index, {"size": str(names.size(value))} if size else _plain(value)])
     return infos, constants
+
+
+def _pieces(
+    program: torch.export.ExportedProgram, call: CapturedCall, kwargs: Mapping[str, Any], names: AxisNames
+) -> list[tuple[int, str]]:
+    """Outputs that stand for one tensor per image, found by asking the model; only models that see images have them."""
+    if not any(hasattr(part, "get_image_features") for part in call.model.modules()):
+        return []
+    out_spec = program.call_spec.out_spec
+    traced = structure.unflatten([torch.empty(0)] * out_spec.num_leaves, out_spec)
+    sizes = {
+        name: int(leaf.shape[dim])
+        for leaf_name, leaf in tensor_leaves(kwargs).items()
+        for dim, name in call.axes.get(leaf_name, {}).items()
+    }
+    with untouched(call.model), torch.no_grad():
+        wanted = call.model(**rebuilt(call.kwargs, tensor_leaves(kwargs)))
+    return sorted((i, name) for i, name in find_pieces(traced, wanted, sizes).items() if name in names.ranges)
 
 
 def _info(name: str, value: torch.Tensor, names: AxisNames) -> TensorInfo:

@@ -118,7 +118,7 @@ PATCH = Patch(
         "Multimodal models cut the features of all images into a Python list with one entry per image and then "
         "concatenate that list, which bakes the number of images into the graph (Llava, Idefics3, SmolVLM, Qwen-VL...). "
         "While tracing, the list has one entry that holds the features of all images, so that their number stays open; "
-        "what the model returns of them is one packed tensor."
+        "what the model returns of them is one packed tensor, which a call of the export cuts again."
     ),
     upstream="unreported",
     affects={"transformers": ">=5.20,<6"},
