@@ -19,20 +19,21 @@ from polyport import DynamoConfig, OnnxConfig
 
 FORMATS = ["dynamo", "onnx"]
 
-#: Imports are done first, as the user who may read the interpreter; then the process becomes a user without a home, a name
-#: or any right to write here. Without the right to change user, it stays who it is, before the same read-only folder.
+#: The folder belongs to a user that isn't this process's. A superuser gives up its privileges first, and is then anybody; who
+#: can't give a folder away is its owner, without the right to write.
 _SCRIPT = """
-import os, sys
-import torch
-from polyport import ExportedModel
-folder, warm = sys.argv[1:]
-ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
-ExportedModel.from_pretrained(warm)(input_ids=ids)
+import ctypes, os, sys
+folder = sys.argv[1]
 if os.getuid() == 0:
-    os.setgroups([]), os.setgid(65534), os.setuid(65534)
-    assert not os.access(folder, os.W_OK)
+    # capset(2) with nothing in it
+    header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, nothing) == 0
+assert not os.access(folder, os.W_OK)
 os.environ["HOME"] = "/nonexistent"
 os.chdir("/")
+import torch
+from polyport import ExportedModel
+ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
 found = ExportedModel.from_pretrained(folder)(input_ids=ids).last_hidden_state
 print(",".join(f"{x:.6f}" for x in found.flatten().tolist()))
 """
@@ -50,11 +51,13 @@ def exports() -> Iterator[tuple[Path, torch.Tensor]]:
         sample = {"input_ids": torch.tensor([[3, 4, 5]])}
         configs = [DynamoConfig(dynamic=True), OnnxConfig(dynamic=True)]
         for name, exported in polyport.export(model, sample, configs).items():
-            exported.save_pretrained(root / f"{name}-warm")
             exported.save_pretrained(root / name)
             for file in (root / name).iterdir():
                 file.chmod(0o444)
             (root / name).chmod(0o555)
+            if os.getuid() == 0:
+                for path in (root / name, *(root / name).iterdir()):
+                    os.chown(path, 12345, 12345)
         with torch.no_grad():
             wanted = model(input_ids=torch.tensor([[3, 4, 5], [6, 7, 8]])).last_hidden_state
         yield root, wanted
@@ -70,7 +73,7 @@ def test_another_user_reads_it(exports: tuple[Path, torch.Tensor], export_format
     root, wanted = exports
     before = sorted(path.name for path in (root / export_format).iterdir())
     child = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(root / export_format), str(root / f"{export_format}-warm")],
+        [sys.executable, "-c", _SCRIPT, str(root / export_format)],
         capture_output=True,
         text=True,
         check=False,
