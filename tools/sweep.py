@@ -48,7 +48,6 @@ WALL_FACTOR = 8
 _NOT_FOR_EXPORTS = ("polyport.cli", "polyport.testing", "polyport.__main__")
 
 Record = dict[str, Any]
-Send = Callable[[Record], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

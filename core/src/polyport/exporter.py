@@ -65,10 +65,9 @@ class _Pipeline:
 
     def run(self, jobs: Iterable[tuple[Session, ExportConfig]]) -> dict[str, ExportedModel]:
         jobs = list(jobs)
+        # before any work: the last format must not fail after minutes of the first
         for session, config in jobs:
-            _check(
-                self.model, session, config
-            )  # before any work: the last format must not fail after minutes of the first
+            _check(self.model, session, config)
         return {session.format: self._export(session, config) for session, config in jobs}
 
     def _export(self, session: Session, config: ExportConfig) -> ExportedModel:

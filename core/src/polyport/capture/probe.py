@@ -188,8 +188,8 @@ class _Trial:
     def _candidates(self, size: int, taken: set[int] | None = None) -> Iterator[int]:
         """Other sizes to try: the next primes that equal nothing in the config, then one below."""
         avoid = self.probe.avoid | (taken or set()) | set(self.sizes.values())
-        above = [n for n in range(max(size + 1, 5), size + 200) if _is_prime(n) and n not in avoid]
-        below = [n for n in range(size - 1, 1, -1) if n not in avoid and _is_prime(n)]
+        above = [n for n in range(max(size + 1, 5), size + 200) if is_prime(n) and n not in avoid]
+        below = [n for n in range(size - 1, 1, -1) if n not in avoid and is_prime(n)]
         yield from above[:1]
         yield from below[:1]
         # where a length must divide (strided convolutions, windows), a multiple of the sample's will do
@@ -220,7 +220,8 @@ class _Trial:
         return not self.finite or all(bool(x.isfinite().all()) for x in outputs if x.is_floating_point())
 
 
-def _is_prime(n: int) -> bool:
+def is_prime(n: int) -> bool:
+    """Whether `n` is a prime number: a size that divides by nothing is tied to nothing."""
     return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
 
 

@@ -42,19 +42,18 @@ def drop_needless_guards(program: torch.export.ExportedProgram, call: CapturedCa
         return
     _relax_asserts(program)
     for kwargs in _other_calls(call):
-        refused = [guard for guard in shape_env.guards if _is_false(guard.expr, _sizes(program, kwargs))]
-        if refused and agrees(program, call, kwargs):
+        if _refusing(program, kwargs) and agrees(program, call, kwargs):
             forget(program, kwargs)
 
 
 def forget(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) -> None:
     """Drop the guards that refuse a call: it was found to be computed right."""
-    shape_env = _shape_env(program)
-    if shape_env is None:
-        return
-    refused = [guard for guard in shape_env.guards if _is_false(guard.expr, _sizes(program, kwargs))]
+    refused = _refusing(program, kwargs)
     for guard in refused:
         logger.debug("guard dropped, both branches compute the same: %s", guard.expr)
+    if not refused:
+        return
+    shape_env = _shape_env(program)
     shape_env.guards[:] = [guard for guard in shape_env.guards if guard not in refused]
     convert: Any = torch.export.exported_program._convert_guards_to_code
     program._guards_code = convert(program.graph_module)
@@ -62,11 +61,16 @@ def forget(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) -> 
 
 def refused_by(program: torch.export.ExportedProgram, call: CapturedCall) -> list[str]:
     """The guards, readable, that refuse the caller's own sample."""
+    return [str(guard.expr) for guard in _refusing(program, call.sample)] if call.axes else []
+
+
+def _refusing(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) -> list[Any]:
+    """The guards of the program that refuse a call of these sizes."""
     shape_env = _shape_env(program)
-    if shape_env is None or not call.axes:
+    if shape_env is None:
         return []
-    sizes = _sizes(program, call.sample)
-    return [str(guard.expr) for guard in shape_env.guards if _is_false(guard.expr, sizes)]
+    sizes = _sizes(program, kwargs)
+    return [guard for guard in shape_env.guards if _is_false(guard.expr, sizes)]
 
 
 def frozen_by(

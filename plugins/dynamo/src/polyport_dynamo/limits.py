@@ -7,8 +7,9 @@ an upper limit is tried beyond it: where the model goes on, the trace is made ag
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from polyport.capture import rebuilt, tensor_leaves
 from polyport.capture.layout import placeholders, propose
+from polyport.capture.probe import Probe, is_prime
 from polyport.capture.resize import resized
 from polyport.metadata import AxisRange
 from polyport.pipeline import CapturedCall
@@ -43,9 +45,8 @@ def beyond_limits(
     Returns:
         The inputs, or None where every limit is the model's own.
     """
-    special = placeholders(getattr(call.model, "config", None))
-    sample, traced = tensor_leaves(call.sample), tensor_leaves(kwargs)
-    layout = propose(sample, special).only(set(call.ranges))
+    probe = Probe(call.model, call.sample)
+    layout = propose(probe.leaves, probe.special).only(set(call.ranges))
     sizes: dict[str, int] = {}
     for name, span in ranges.items():
         group = layout.groups.get(name)
@@ -56,15 +57,20 @@ def beyond_limits(
             or group.kind not in ("tokens", "past", "free")
         ):
             continue
-        just_beyond = resized(sample, layout, {name: span.max + 1}, 1, special)
-        if _runs(call.model, rebuilt(call.sample, just_beyond)):
+        just_beyond = resized(probe.leaves, layout, {name: span.max + 1}, 1, probe.special)
+        try:
+            probe.run(just_beyond)
+        except Exception as error:  # noqa: BLE001  the model says no in many ways
+            logger.debug("the model shares the limit of %s: %s: %s", name, type(error).__name__, error)
+        else:
             # well beyond: the number next to a limit is one that code compares with
-            sizes[name] = next(_primes(2 * span.max))
+            sizes[name] = next(n for n in itertools.count(2 * span.max + 1) if is_prime(n))
             logger.debug("the trace limits %s to %d, the model doesn't: now %d", name, span.max, sizes[name])
     if not sizes:
         return None
-    layout = propose(traced, special).only(set(call.ranges))
-    return rebuilt(dict(kwargs), resized(traced, layout, sizes, 1, special))
+    traced = tensor_leaves(kwargs)
+    layout = propose(traced, probe.special).only(set(call.ranges))
+    return rebuilt(dict(kwargs), resized(traced, layout, sizes, 1, probe.special))
 
 
 def widen(program: torch.export.ExportedProgram, call: CapturedCall, names: AxisNames) -> AxisNames:
@@ -104,23 +110,3 @@ def _lower(program: torch.export.ExportedProgram, symbols: list[sympy.Symbol], s
         span = program.range_constraints.get(symbol)
         if span is not None:
             program.range_constraints[symbol] = ValueRanges(max(size, 2), span.upper)
-
-
-def _runs(model: Any, kwargs: Mapping[str, Any]) -> bool:
-    try:
-        with torch.no_grad():
-            model(
-                **rebuilt(dict(kwargs), {name: leaf.clone() for name, leaf in tensor_leaves(kwargs).items()})
-            )
-    except Exception as error:  # noqa: BLE001  the model says no in many ways
-        logger.debug("the model shares the limit: %s: %s", type(error).__name__, error)
-        return False
-    return True
-
-
-def _primes(above: int) -> Iterator[int]:
-    n = max(above, 2)
-    while True:
-        n += 1
-        if all(n % d for d in range(2, int(n**0.5) + 1)):
-            yield n

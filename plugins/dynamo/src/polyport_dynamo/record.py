@@ -10,7 +10,7 @@ import torch
 
 from polyport import structure
 from polyport.capture import rebuilt, tensor_leaves, untouched
-from polyport.config import ExportConfig
+from polyport.config import ExportConfig, plain
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pieces import find_pieces
 from polyport.pipeline import CapturedCall
@@ -41,7 +41,7 @@ def describe(
         kwargs={name: _described(value) for name, value in kwargs.items()},
         in_spec=structure.dump_structure(structure.flatten(((), dict(kwargs)))[1]),
         out_spec=structure.dump_structure(program.call_spec.out_spec),
-        in_constants={name: _plain(value) for name, value in constants.items()},
+        in_constants={name: plain(value) for name, value in constants.items()},
         out_constants=out_constants,
         out_pieces=_pieces(program, call, kwargs, names),
         inputs=tuple(inputs),
@@ -60,10 +60,7 @@ def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[l
         for spec, node in zip(specs, nodes, strict=True)
         if spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT
     ]
-    # names come from an unflattened skeleton: a ModelOutput's fields, a cache's attributes. Its leaves are tensors,
-    # since a cache takes numbers for part of its structure
-    skeleton = structure.unflatten([torch.empty(0)] * len(wanted), out_spec)
-    paths = [name for name, _ in structure.flatten_named(skeleton)]
+    paths = structure.leaf_names(out_spec)
     infos, constants = [], []
     for index, (name, (_, node)) in enumerate(zip(paths, wanted, strict=True)):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
@@ -71,7 +68,7 @@ def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[l
             infos.append(_info(name, value, names))
         else:
             size = isinstance(value, torch.SymInt)
-            constants.append([index, {"size": str(names.size(value))} if size else _plain(value)])
+            constants.append([index, {"size": str(names.size(value))} if size else plain(value)])
     return infos, constants
 
 
@@ -105,13 +102,3 @@ def _described(value: Any) -> Any:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return str(value)
