@@ -14,11 +14,23 @@ import importlib
 import os
 from typing import Any
 
-from .cases import CASES, Built, Case, Inputs, built
+from .cases import CASES, Built, Case, Inputs, built, two_lengths
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-__all__ = ["CASES", "Built", "Case", "Inputs", "alt_inputs", "build", "build_all", "built", "names", "single"]
+__all__ = [
+    "CASES",
+    "Built",
+    "Case",
+    "Inputs",
+    "alt_inputs",
+    "build",
+    "build_all",
+    "built",
+    "names",
+    "padded_prompts",
+    "single",
+]
 
 # Importing a module registers its cases; this is their order.
 for _module in (
@@ -65,3 +77,13 @@ def build_all(name: str) -> tuple[Any, Inputs, Inputs | None, Inputs | None]:
     made = built(name)
     alt = None if made.alt is None else made.inputs(*made.alt)
     return made.model, made.inputs(2, made.size), alt, made.generate
+
+
+def padded_prompts(name: str) -> Inputs:
+    """Generate inputs of two rows of different lengths: the first is the sample's, padded where its kind of model wants it.
+
+    Prompts of decoders are padded on the left, what encoders read on the right.
+    """
+    made = built(name)
+    assert made.generate is not None, name
+    return two_lengths(made.generate, left=not made.model.config.is_encoder_decoder)

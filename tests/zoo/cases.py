@@ -170,3 +170,40 @@ def with_images(batch: int, seq: int, count: int, token: int = IMG_TOKEN, masked
             mask[row, tokens.shape[1] - 2 * row :] = 0
             tokens[row, tokens.shape[1] - 2 * row :] = PAD
     return {"input_ids": tokens, "attention_mask": mask}
+
+
+def two_lengths(prompt: Inputs, *, left: bool, extra: int = 2) -> Inputs:
+    """Two rows from one: one padded, one with more in it.
+
+    Args:
+        prompt: Generate inputs of batch 1.
+        left: On which side the padding goes.
+        extra: Tokens by which the second row is longer.
+    """
+    rows = {}
+    longer = "input_ids" in prompt
+    for name, value in prompt.items():
+        if name in ("input_ids", "attention_mask", "mm_token_type_ids", "cross_attention_mask") and longer:
+            rows[name] = _two_lengths(name, value, extra, left)
+        elif name == "attention_mask":  # of audio: the first row ends earlier
+            short = value.clone()
+            short[:, -value.shape[1] // 8 :] = 0
+            rows[name] = torch.cat([short, value])
+        else:
+            changed = value.flip(-1) if value.is_floating_point() and name != "input_features" else value
+            rows[name] = torch.cat([value, changed])
+    return rows
+
+
+def _two_lengths(name: str, value: torch.Tensor, extra: int, left: bool) -> torch.Tensor:
+    more = {"input_ids": torch.tensor([[7, 9, 11, 13][:extra]]), "attention_mask": torch.ones(1, extra)}
+    if name == "cross_attention_mask":
+        gap, text = (
+            value.new_zeros((1, extra, *value.shape[2:])),
+            value.new_zeros((1, extra, *value.shape[2:])),
+        )
+    else:
+        gap = value.new_zeros((1, extra))
+        text = more.get(name, torch.zeros(1, extra)).to(value.dtype)
+    order = (lambda new: torch.cat([new, value], 1)) if left else (lambda new: torch.cat([value, new], 1))
+    return torch.cat([order(gap), order(text)])

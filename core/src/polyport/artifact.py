@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
 
     from polyport.calling import Caller
+    from polyport.generation.record import GenerationRecord
     from polyport.verify import VerificationReport
 
 
@@ -33,6 +34,8 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         generation_config: The model's generation config, where it has one.
         sample: The inputs it was exported from; what `verify` starts from.
         session: The hooks of the format; made anew when left out.
+        generation: How the components make one model that generates; None for an export of one graph.
+        leftovers: Tensors of the model that its own code needs between components, by name.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         generation_config: GenerationConfig | None = None,
         sample: Mapping[str, Any] | None = None,
         session: Session | None = None,
+        generation: GenerationRecord | None = None,
+        leftovers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.export_format = export_format
         self.components: Mapping[str, ExportedComponent] = MappingProxyType(dict(components))
@@ -53,7 +58,10 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         self._session = session or Session(export_format)
         self._request = RunRequest()
         self._callers: dict[str, Caller] = {}
+        self.generation = generation
+        self.leftovers: Mapping[str, torch.Tensor] = MappingProxyType(dict(leftovers or {}))
         self._lock = threading.RLock()
+        self._skeletons = threading.local()
 
     # ── a mapping of components ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,6 +124,7 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         with self._lock:
             self._request = RunRequest(device=None if device is None else str(device), options=options)
             self._callers = {}
+            self._skeletons = threading.local()
         return self
 
     def caller(self, name: str) -> Caller:
@@ -158,6 +167,46 @@ class ExportedModel(Mapping[str, ExportedComponent]):
             self._only()
             caller = self.caller(next(iter(self.components)))
         return caller(kwargs)
+
+    # ── as a model of transformers ──────────────────────────────────────────────────────────────────────────────────
+
+    def generate(self, inputs: Any = None, **kwargs: Any) -> Any:
+        """Generate as the model does.
+
+        Args:
+            inputs: The prompt, as `transformers`' `generate` takes it first.
+            kwargs: Everything that the model's own `generate` takes: prompts, `max_new_tokens`, `num_beams`, `do_sample`,
+                `streamer`, `assistant_model`, `cache`...
+
+        Returns:
+            What the model's `generate` returns.
+
+        Raises:
+            InputError: The export was not made for generation, or an input doesn't fit.
+        """
+        if self.generation is None:
+            raise InputError(
+                f"This export has the one graph {', '.join(self.components)} and can't generate. Export the model with "
+                "export_for_generation()."
+            )
+        return self.as_transformers().generate(*(() if inputs is None else (inputs,)), **kwargs)
+
+    def as_transformers(self) -> Any:
+        """The export as an instance of the model's own class, for whatever takes a model for inference.
+
+        It holds no weights: its forward, and that of its parts, runs the export's components. Each thread has its own.
+
+        Returns:
+            A `PreTrainedModel`.
+
+        Raises:
+            ArtifactError: The installed transformers can't build the model, or a component is missing.
+        """
+        from polyport.generation.skeleton import make_model
+
+        if not hasattr(self._skeletons, "model"):
+            self._skeletons.model = make_model(self)
+        return self._skeletons.model
 
     def verify(
         self, model: Any, inputs: Mapping[str, Any] | None = None, **options: Any
@@ -237,6 +286,8 @@ class ExportedModel(Mapping[str, ExportedComponent]):
             config=storage.load_config(directory),
             generation_config=storage.load_generation_config(directory),
             session=session,
+            generation=manifest.generation,
+            leftovers=storage.load_leftovers(manifest, directory),
         )
         return exported.to(device, **runner_options)
 

@@ -8,21 +8,20 @@ a wrong size with a message about its own internals, or not at all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
-from transformers.utils import ModelOutput
 
 from polyport import structure
 from polyport.caches import find_dtype
 from polyport.config import plain
 from polyport.errors import ArtifactError, InputError
 from polyport.metadata import ExportMetadata, TensorInfo
-from polyport.pieces import cutter
 from polyport.pipeline import Runner
+from polyport.results import Results
 from polyport.sizes import compiled
 
 #: Shape of a tensor about which a manifest of another tool says nothing.
@@ -68,8 +67,8 @@ class Caller:
             if span.min > 0 or span.max is not None
         }
         # an axis named "past+sequence" covers both, one after the other
-        self._sums = {name for slot in self._slots for _, name in slot.named if "+" in name}
-        self._assemble = _assembler(metadata)
+        self._sums = {name: compiled(name) for slot in self._slots for _, name in slot.named if "+" in name}
+        self.results = Results(metadata)
         self._warned: set[str] = set()
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Any:
@@ -86,13 +85,31 @@ class Caller:
         """
         if not self._known.issuperset(kwargs):
             self._drop_unknown(kwargs)
-        leaves = self._leaves(kwargs) if self._nested else kwargs
+        return self.results.value(*self.run(self._leaves(kwargs) if self._nested else kwargs))
+
+    def run(self, leaves: Mapping[str, Any]) -> tuple[Sequence[torch.Tensor], dict[str, int]]:
+        """Run the graph on the leaves of a call.
+
+        Args:
+            leaves: Tensors, arrays or lists by dotted name.
+
+        Returns:
+            The tensors that come out, in the order of `metadata.outputs`, and the sizes of the named axes.
+
+        Raises:
+            InputError: As for a call.
+        """
         sizes: dict[str, int] = {}
-        tensors = []
-        for slot in self._slots:
+        tensors: list[Any] = []
+        late = []
+        for index, slot in enumerate(self._slots):
             value = leaves.get(slot.info.name)
             if value is None:
                 value = self._fill(slot, leaves)
+                if value is None:
+                    late.append((index, slot))
+                    tensors.append(None)
+                    continue
             if (
                 type(value) is not torch.Tensor
                 or value.dtype is not slot.dtype
@@ -102,18 +119,18 @@ class Caller:
                 value = self._convert(slot, value)
             self._check(slot, value, sizes)
             tensors.append(value if value.is_contiguous() else value.contiguous())
-        for name in self._sums:
-            if name in sizes and sizes[name] != (
-                total := sum(sizes.get(part, 0) for part in name.split("+"))
-            ):
+        for index, slot in late:
+            tensors[index] = self._made(slot, sizes)
+        for name, total in self._sums.items():
+            if name in sizes and sizes[name] != (wanted := self._size(total, sizes)):
                 raise self._error(
-                    f"the axis {name!r} has size {sizes[name]}, but its parts add up to {total}"
+                    f"the axis {name!r} has size {sizes[name]}, but its parts add up to {wanted}"
                 )
         for name, (low, high) in self._ranges.items():
             size = sizes.get(name, low)
             if size < low or (high is not None and size > high):
                 raise self._error(f"the axis {name!r} has size {size}, which must be {_span(low, high)}")
-        return self._assemble(self.runner(tensors), sizes)
+        return self.runner(tensors), sizes
 
     # ── inputs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,12 +163,31 @@ class Caller:
             leaves[name] = leaf
         return leaves
 
-    def _fill(self, slot: _Slot, leaves: Mapping[str, Any]) -> torch.Tensor:
+    def _fill(self, slot: _Slot, leaves: Mapping[str, Any]) -> torch.Tensor | None:
+        """What stands for an input that was left out; None where that takes the sizes of the others (see `_made`)."""
         rule = self._defaults.get(slot.info.name)
-        if rule is None or leaves.get(rule[1]) is None:
+        if rule is not None and rule.like is None:
+            return None
+        if rule is None or leaves.get(rule.like) is None:
             raise self._error(f"the input {slot.info.name!r} is missing")
-        like = torch.as_tensor(leaves[rule[1]])
-        return torch.full(like.shape, rule[0], dtype=slot.dtype, device=self._device)
+        like = torch.as_tensor(leaves[rule.like])
+        return torch.full(like.shape, rule.value, dtype=slot.dtype, device=self._device)
+
+    def _made(self, slot: _Slot, sizes: dict[str, int]) -> torch.Tensor:
+        rule = self._defaults[slot.info.name]
+        shape = [self._size(size, sizes) for size in rule.shape]
+        if rule.counts:
+            made = torch.arange(shape[0], dtype=slot.dtype, device=self._device)
+        else:
+            made = torch.full(shape, rule.value, dtype=slot.dtype, device=self._device)
+        self._check(slot, made, sizes)
+        return made
+
+    def _size(self, size: Callable[[Mapping[str, int]], int], sizes: Mapping[str, int]) -> int:
+        try:
+            return size(sizes)
+        except KeyError as error:
+            raise self._error(f"nothing among the inputs says how long the axis {error} is") from error
 
     def _convert(self, slot: _Slot, value: Any) -> torch.Tensor:
         """`value` as a tensor of the traced dtype on the runner's device, wherever eager would take it too."""
@@ -226,55 +262,27 @@ def _from_numpy(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _default(rule: str) -> tuple[int, str]:
+@attrs.frozen
+class _Default:
+    """What stands for an input that was left out: ones or zeros like another input or of some shape, or 0, 1, 2..."""
+
+    value: int
+    like: str | None = None
+    shape: tuple[Callable[[Mapping[str, int]], int], ...] = ()
+    counts: bool = False
+
+
+def _default(rule: str) -> _Default:
     kind, _, source = rule.partition(":")
-    if kind not in _FILLS or not source:
-        raise ArtifactError(
-            f"The export fills a missing input by the rule {rule!r}, which is unknown.", stage="load"
-        )
-    return _FILLS[kind], source
+    if source and kind in ("ones_like", "zeros_like"):
+        return _Default(_FILLS[kind], like=source)
+    if source and kind in ("ones", "arange"):
+        return _Default(1, shape=tuple(map(compiled, source.split(","))), counts=kind == "arange")
+    raise ArtifactError(
+        f"The export fills a missing input by the rule {rule!r}, which is unknown.", stage="load"
+    )
 
 
 def _kind(dtype: torch.dtype) -> int:
     """Bool and integers convert to anything, floats to floats, complex numbers to complex numbers."""
     return 2 if dtype.is_complex else 1 if dtype.is_floating_point else 0
-
-
-# ── outputs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _assembler(metadata: ExportMetadata) -> Callable[[Any, Mapping[str, int]], Any]:
-    """What turns the graph's flat outputs into what the model returns, given the sizes of the named axes."""
-    if metadata.out_spec is None:
-        return lambda tensors, _: dict(zip(metadata.output_names, tensors, strict=True))
-    spec = structure.load_structure(metadata.out_spec)
-    constants, count = metadata.constant_outputs(), spec.num_leaves
-    if not constants.keys() <= set(range(count)) or count != len(metadata.outputs) + len(constants):
-        raise ArtifactError(
-            f"The export records {len(metadata.outputs)} outputs and {len(constants)} constants for the {count} "
-            "values that the model returns.",
-            stage="load",
-        )
-    if unknown := [name for _, name in metadata.out_pieces if name not in metadata.axes]:
-        raise ArtifactError(f"The export counts pieces by {unknown[0]!r}, which is no axis.", stage="load")
-    put = cutter(dict(metadata.out_pieces), spec) if metadata.out_pieces else None
-    if constants:
-        # a number that follows from the inputs, such as how much a cache has seen, is recorded as `{"size": expression}`
-        follows = {
-            i: compiled(x["size"]) for i, x in constants.items() if isinstance(x, dict) and "size" in x
-        }
-
-        def assemble(tensors: Any, sizes: Mapping[str, int]) -> Any:
-            flat = iter(tensors)
-            fixed = {**constants, **{i: size(sizes) for i, size in follows.items()}}
-            leaves = [fixed[i] if i in fixed else next(flat) for i in range(count)]
-            return put(leaves, sizes) if put else structure.unflatten(leaves, spec)
-
-        return assemble
-    if put:
-        return put
-    if spec.type is not None and all(child.is_leaf() for child in spec.children()):
-        cls, keys = spec.type, spec.context
-        if issubclass(cls, ModelOutput):  # by far the most frequent case, without torch's general machinery
-            return lambda tensors, _: cls(**dict(zip(keys, tensors, strict=True)))
-    return lambda tensors, _: structure.unflatten(tensors, spec)

@@ -17,10 +17,12 @@ from polyport.pipeline import CapturedCall
 
 
 @hookimpl
-def polyport_capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> CapturedCall:
+def polyport_capture(
+    model: Any, inputs: Mapping[str, Any], config: ExportConfig, pinned: frozenset[str]
+) -> CapturedCall:
     from polyport.capture import capture
 
-    return capture(model, inputs, config)
+    return capture(model, inputs, config, pinned)
 
 
 @hookimpl

@@ -53,16 +53,20 @@ def polyport_backend() -> BackendInfo | None:
 
 
 @hookspec(firstresult=True)
-def polyport_capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> CapturedCall | None:
+def polyport_capture(
+    model: Any, inputs: Mapping[str, Any], config: ExportConfig, pinned: frozenset[str]
+) -> CapturedCall | None:
     """Turn a model and sample inputs into a call that can be traced.
 
     Called first in an export, with the patches of stage `"trace"` active; once for formats that share a trace. Core
     implements this for every backend; a plugin overrides it to change what is traced.
 
     Args:
-        model: The caller's `PreTrainedModel`, which must come back unchanged.
+        model: The caller's model, or a part of it (a vision tower, a head), which must come back unchanged.
         inputs: Forward kwargs, which must come back unchanged.
         config: The export config.
+        pinned: Names of axes that keep the sample's size although they could vary, such as the `"sequence"` of a step
+            that takes one token.
 
     Returns:
         The captured call; None to leave it to core.

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from polyport.errors import ArtifactError
+from polyport.generation.record import GenerationRecord
 from polyport.metadata import ExportMetadata
 
 MANIFEST = "export.json"
@@ -60,15 +61,22 @@ class Manifest:
         export_format: The format of all its components.
         components: Component name -> record.
         complete: Whether it lists all files; other tools name the program file only.
+        generation: How the components make one model that generates; None for an export of one graph.
+        leftovers: The file with the tensors that no component covers; None where there are none.
     """
 
     export_format: str
     components: Mapping[str, ComponentRecord]
     complete: bool = True
+    generation: GenerationRecord | None = None
+    leftovers: FileRecord | None = None
 
     def file_names(self) -> list[str]:
         """Names of all files the components need, each once."""
-        return list(dict.fromkeys(file.name for record in self.components.values() for file in record.files))
+        files = [file for record in self.components.values() for file in record.files]
+        return list(
+            dict.fromkeys(file.name for file in (*files, *([self.leftovers] if self.leftovers else ())))
+        )
 
     def write(self, directory: Path) -> None:
         """Write `export.json`; the same export gives the same bytes."""
@@ -80,11 +88,15 @@ class Manifest:
             }
             for name, record in self.components.items()
         }
-        document = {
+        document: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "export_format": self.export_format,
             "components": components,
         }
+        if self.generation is not None:
+            document["generation"] = self.generation.to_dict()
+        if self.leftovers is not None:
+            document["leftovers"] = attrs.asdict(self.leftovers)
         text = json.dumps(document, indent=2, ensure_ascii=False)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -125,8 +137,15 @@ class Manifest:
         if not isinstance(export_format, str) or not isinstance(entries, dict) or not entries:
             raise ArtifactError(f"{path} names no export format or no components.", stage="load")
         complete = all(isinstance(entry, dict) and "files" in entry for entry in entries.values())
+        generation, leftovers = document.get("generation"), document.get("leftovers")
+        if generation is not None and not isinstance(generation, dict):
+            raise ArtifactError(f"{path} describes the generation wrongly.", stage="load")
         return cls(
-            export_format, {name: _component(name, entry, path) for name, entry in entries.items()}, complete
+            export_format,
+            {name: _component(name, entry, path) for name, entry in entries.items()},
+            complete,
+            None if generation is None else GenerationRecord.from_dict(generation),
+            None if leftovers is None else _plain(_file(leftovers, "the leftovers", path), path),
         )
 
 
@@ -140,14 +159,19 @@ def _component(name: str, entry: Any, path: Path) -> ComponentRecord:
         raise ArtifactError(f"{path} lists the files of {name!r} wrongly.", stage="load")
     files = tuple(_file(item, name, path) for item in listed)
     for file in files:
-        if not _PLAIN_NAME.fullmatch(file.name):
-            raise ArtifactError(
-                f"{path} names the file {file.name!r}. An export's files lie beside its manifest, under plain names.",
-                stage="load",
-            )
+        _plain(file, path)
     if not files:
         raise ArtifactError(f"{path} lists no file for {name!r}.", stage="load")
     return ComponentRecord(files, ExportMetadata.from_dict(entry.get("metadata", {})))
+
+
+def _plain(file: FileRecord, path: Path) -> FileRecord:
+    if not _PLAIN_NAME.fullmatch(file.name):
+        raise ArtifactError(
+            f"{path} names the file {file.name!r}. An export's files lie beside its manifest, under plain names.",
+            stage="load",
+        )
+    return file
 
 
 def _file(item: Any, component: str, path: Path) -> FileRecord:

@@ -107,11 +107,23 @@ class Session:
                 f"The hooks of {who} don't fit: {error}", backend=self.format
             ) from error
 
+    def config(self, config: ExportConfig | Mapping[str, Any] | None) -> ExportConfig:
+        """A config of the format: the one given, one made from a dict of its options, or the default one."""
+        if config is None:
+            return self.backend.config_class()
+        return self.backend.config_class.from_dict(config) if isinstance(config, Mapping) else config
+
     # ── the hooks, in pipeline order ────────────────────────────────────────────────────────────────────────────────
 
-    def capture(self, model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> CapturedCall:
+    def capture(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        config: ExportConfig,
+        pinned: frozenset[str] = frozenset(),
+    ) -> CapturedCall:
         """See `polyport_capture`."""
-        call = self._manager.hook.polyport_capture(model=model, inputs=inputs, config=config)
+        call = self._manager.hook.polyport_capture(model=model, inputs=inputs, config=config, pinned=pinned)
         return self._checked(call, CapturedCall, "polyport_capture")
 
     def patches(self, stage: PatchStage, config: ExportConfig) -> list[Patch | GraphFix]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,12 @@ from polyport.placement import replacing
 from polyport.session import Session
 
 if TYPE_CHECKING:
+    import torch
+
     from polyport.artifact import ExportedModel
+
+#: File of the tensors that no component covers.
+LEFTOVERS = "leftovers.safetensors"
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -43,7 +49,19 @@ def save(exported: ExportedModel, directory: Path, session: Session, processor: 
         for part in (exported.config, exported.generation_config, processor):
             if part is not None:
                 part.save_pretrained(staging)
-        Manifest(exported.export_format, records).write(staging)
+        leftovers = None
+        if exported.leftovers:
+            leftovers = _write_leftovers(exported.leftovers, staging / LEFTOVERS)
+        Manifest(exported.export_format, records, generation=exported.generation, leftovers=leftovers).write(
+            staging
+        )
+
+
+def _write_leftovers(tensors: Mapping[str, torch.Tensor], path: Path) -> FileRecord:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+    return record_file(path)
 
 
 # ── finding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,6 +171,23 @@ def load_components(
         metadata = completed(record.metadata)
         components[name] = ExportedComponent(program=session.load(paths, metadata, trust), metadata=metadata)
     return components
+
+
+def load_leftovers(manifest: Manifest, directory: Path) -> dict[str, torch.Tensor]:
+    """The tensors that no component covers, by name; empty where there are none.
+
+    Raises:
+        ArtifactError: The file is missing or damaged.
+    """
+    if manifest.leftovers is None:
+        return {}
+    from safetensors.torch import load_file
+
+    path = checked_file(directory, manifest.leftovers)
+    try:
+        return load_file(path)
+    except Exception as error:
+        raise ArtifactError(f"{path} can't be read: {error}", stage="load") from error
 
 
 def completed(metadata: ExportMetadata) -> ExportMetadata:

@@ -15,7 +15,9 @@ import torch
 
 from polyport import structure
 from polyport.capture import capture, rebuilt, tensor_leaves, untouched
-from polyport.capture.layout import Layout, placeholders, propose
+from polyport.capture.configs import placeholders
+from polyport.capture.groups import Layout
+from polyport.capture.layout import propose
 from polyport.capture.resize import resized
 from polyport.config import ExportConfig
 from polyport.errors import InputError, PolyportError

@@ -13,7 +13,7 @@ import torch
 
 from polyport import structure
 from polyport.capture.buffers import true_lengths
-from polyport.capture.defaults import complete
+from polyport.capture.defaults import complete, sized
 from polyport.capture.keep import untouched
 from polyport.capture.prepare import check_model, is_constant, plain_kwargs, tensor_leaves
 from polyport.capture.probe import Found, Probe, rebuilt
@@ -25,16 +25,19 @@ from polyport.pipeline import CapturedCall
 __all__ = ["capture", "is_constant", "open_axes", "rebuilt", "tensor_leaves", "true_lengths", "untouched"]
 
 
-def capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> CapturedCall:
+def capture(
+    model: Any, inputs: Mapping[str, Any], config: ExportConfig, pinned: frozenset[str] = frozenset()
+) -> CapturedCall:
     """Make a call of the model ready for tracing.
 
     With `config.dynamic`, the model is run a few times at other sizes to learn which axes vary, and the call comes back
     enlarged to sizes that no trace freezes.
 
     Args:
-        model: The `PreTrainedModel`; it comes back unchanged, also after an error.
+        model: The model, or a part of it; it comes back unchanged, also after an error.
         inputs: Forward kwargs; they come back unchanged.
         config: The export config.
+        pinned: Names of axes that keep the sample's size.
 
     Returns:
         The captured call.
@@ -53,14 +56,16 @@ def capture(model: Any, inputs: Mapping[str, Any], config: ExportConfig) -> Capt
                 model=model,
                 kwargs=enlarged(model, kwargs, shapes),
                 dynamic_shapes=shapes,
-                defaults=defaults,
+                defaults={name: rule for name, rule in defaults.items() if ":" in rule},
                 sample=kwargs,
             )
         probe = Probe(model, kwargs)
         if not config.dynamic:
             probe.base()
-            return CapturedCall(model=model, kwargs=kwargs, defaults=defaults, sample=kwargs)
-        found = probe.find()
+            return CapturedCall(
+                model=model, kwargs=kwargs, defaults=sized(defaults, kwargs, {}), sample=kwargs
+            )
+        found = probe.find(pinned)
     return _dynamic_call(model, kwargs, defaults, found)
 
 
@@ -80,7 +85,7 @@ def _dynamic_call(
         dynamic_shapes=auto_shapes(kwargs, axes),
         axes=axes,
         ranges=ranges,
-        defaults=defaults,
+        defaults=sized(defaults, kwargs, axes),
         sample=kwargs,
     )
 

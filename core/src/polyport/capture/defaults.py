@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,12 @@ def complete(model: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     never run a padded batch.
 
     Returns:
-        The kwargs, and how to fill what a call of the export may leave out.
+        The kwargs, and how to fill what a call of the export may leave out: a rule of `ExportMetadata.defaults`, or the
+        first word of one whose sizes `sized` adds.
     """
     kwargs, defaults = _with_mask_default(model, dict(kwargs))
+    if isinstance(kwargs.get("logits_to_keep"), torch.Tensor):
+        defaults["logits_to_keep"] = "arange"
     if _types_may_be_left_out(model, kwargs):
         defaults["token_type_ids"] = "zeros_like:input_ids"
     return kwargs, defaults
@@ -61,7 +64,26 @@ def _with_mask_default(model: Any, kwargs: dict[str, Any]) -> tuple[dict[str, An
         and not past
     ):
         return kwargs, {"attention_mask": "ones_like:input_ids"}
+    if past is not None and isinstance(mask, torch.Tensor) and mask.shape == _mask_shape(kwargs, past):
+        return kwargs, {"attention_mask": "ones"}
     return kwargs, {}
+
+
+def sized(
+    defaults: Mapping[str, str], kwargs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
+) -> dict[str, str]:
+    """The defaults with the sizes of what they make, in the names of axes (`ones:batch,past+sequence`)."""
+
+    def sizes(name: str, shape: Sequence[int]) -> str:
+        return ",".join(str(axes.get(name, {}).get(dim, size)) for dim, size in enumerate(shape))
+
+    complete_rules = dict(defaults)
+    if defaults.get("logits_to_keep") == "arange":
+        ids = next(key for key in ("input_ids", "inputs_embeds") if key in kwargs)
+        complete_rules["logits_to_keep"] = f"arange:{sizes(ids, kwargs[ids].shape).split(',')[1]}"
+    if defaults.get("attention_mask") == "ones":
+        complete_rules["attention_mask"] = f"ones:{sizes('attention_mask', kwargs['attention_mask'].shape)}"
+    return complete_rules
 
 
 def past_length(kwargs: Mapping[str, Any]) -> int | None:
@@ -73,7 +95,7 @@ def past_length(kwargs: Mapping[str, Any]) -> int | None:
                 return int(length())
             except ValueError:
                 return None
-    return 0
+    return None if kwargs.get("state") is not None else 0
 
 
 def _mask_shape(kwargs: Mapping[str, Any], past: int) -> tuple[int, ...] | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
 
-import attrs
 import torch
 
-#: What an axis counts, which decides how a sample is made longer along it.
-Kind = Literal["lead", "tokens", "past", "pixels", "free", "fixed"]
+from polyport.capture.groups import Group, Kind, Layout
 
 #: Kwargs that hold caches, whose tensors are `[batch, heads, past, head_dim]` (or states that only have a batch).
 CACHES = ("cache", "past_key_values", "cache_params", "state", "encoder_past_key_values")
@@ -21,83 +18,15 @@ _READABLE = {
     "flattened_patches": "patches",
     "past_values": "time",
     "input_points": "points",
+    "input": "sequence",  # of a plain layer, such as a language model's head
 }
 
 _IMAGE = ("pixel_", "image_", "video_", "aspect_ratio_", "spatial_shapes")
+#: What a tower made of images is no image.
+_FEATURES = ("_features", "_hidden_states")
+#: What attention looks at beside the tokens, `[batch, length, size]`, and its mask.
+_ENCODED = ("encoder_hidden_states", "encoder_attention_mask", "cross_attention_states")
 _ROWS_ONLY = ("_grid_thw", "_sizes", "spatial_shapes")
-
-
-@attrs.frozen
-class Group:
-    """Axes that move together.
-
-    Args:
-        name: Name of the axis (`batch`, `sequence`, `past`...).
-        kind: What it counts.
-        size: Its size in the sample.
-        sure: Whether such an axis varies in any model that has one; others are asked one by one.
-    """
-
-    name: str
-    kind: Kind
-    size: int
-    sure: bool = True
-
-
-@attrs.frozen
-class Layout:
-    """Every axis that may vary.
-
-    Args:
-        axes: Leaf -> {axis index: names of the groups whose sizes add up to it} (a mask over a cache covers
-            `past` and `sequence`).
-        groups: Name -> group.
-    """
-
-    axes: Mapping[str, Mapping[int, tuple[str, ...]]]
-    groups: Mapping[str, Group]
-
-    def only(self, names: set[str]) -> Layout:
-        """The layout with just these groups; the others count with their size (`past+1`)."""
-        axes: dict[str, dict[int, tuple[str, ...]]] = {}
-        for leaf, dims in self.axes.items():
-            kept = {dim: terms for dim, terms in dims.items() if names.intersection(terms)}
-            axes[leaf] = {
-                dim: tuple(term if term in names else str(self.groups[term].size) for term in terms)
-                for dim, terms in kept.items()
-            }
-        return Layout(axes, {name: group for name, group in self.groups.items() if name in names})
-
-
-def numbers(config: Any) -> set[int]:
-    """Every whole number in a config and those inside it: sizes a trace must avoid, lest a comparison be frozen."""
-    found: set[int] = set()
-    stack: list[Any] = [config.to_dict() if hasattr(config, "to_dict") else {}]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, bool):
-            continue
-        if isinstance(value, int):
-            found.add(value)
-        elif isinstance(value, Mapping):
-            stack.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            stack.extend(value)
-    return found
-
-
-def placeholders(config: Any) -> set[int]:
-    """Token ids that stand for something: padding, ends, images."""
-    found: set[int] = set()
-    stack: list[Any] = [config.to_dict() if hasattr(config, "to_dict") else {}]
-    while stack:
-        for key, value in stack.pop().items():
-            if isinstance(value, Mapping):
-                stack.append(value)
-            elif isinstance(key, str) and key.endswith(("token_id", "token_index")):
-                values = value if isinstance(value, (list, tuple)) else [value]
-                found.update(item for item in values if isinstance(item, int))
-    return found
 
 
 def propose(leaves: Mapping[str, torch.Tensor], special: set[int]) -> Layout:
@@ -124,7 +53,14 @@ class _Proposal:
         pasts = [int(x.shape[2]) for n, x in leaves.items() if _is_past(n, x) and "cross_attention" not in n]
         # of a static cache the size of the buffers says nothing about the tokens in them
         self.buffered = any(n.endswith("cumulative_length") for n in leaves)
-        self.past = None if self.buffered else max(pasts, default=None)
+        self.pasts = set(pasts)
+        # and layers that attend to images hold those
+        masked = {
+            int(x.shape[-1]) - (self.sequence or 0)
+            for n, x in leaves.items()
+            if n.startswith("attention_mask")
+        }
+        self.past = None if self.buffered else max(self.pasts & masked or self.pasts, default=None)
         # a recurrent state takes one token at a time; what a model does with more is another computation
         self.stepwise = self.sequence == 1 and any(
             n.split(".")[0] in CACHES
@@ -148,7 +84,7 @@ class _Proposal:
                 continue
             if name.split(".")[0] in CACHES:
                 self._cache(name, leaf)
-            elif name.startswith(_IMAGE):
+            elif name.startswith(_IMAGE) and not name.endswith(_FEATURES):
                 self._image(name, leaf)
             else:
                 self._other(name, leaf)
@@ -226,19 +162,34 @@ class _Proposal:
             if self.tiled or dim == 2:
                 label = "tiles"
             else:
-                label = "images" if "input_ids" in self.leaves and "video" not in name else "frames"
+                several = "input_ids" in self.leaves or "aspect_ratio_ids" in self.leaves
+                label = "images" if several and "video" not in name else "frames"
             self._set(name, dim, label, "free", sure=False)
 
     def _other(self, name: str, leaf: torch.Tensor) -> None:
         base = name.split(".", maxsplit=1)[0]
         first = 1
+        if "grid_thw" in self.leaves:  # a tower that takes the patches of all images in one row
+            self._set(name, 0, "images" if base == "grid_thw" else "patches", "lead")
+            return
+        if base == "patch_attention_mask" and leaf.dim() == 3 and "pixel_values" in self.leaves:
+            self._lead(name, f"{name}_0")
+            self._set(name, 1, "patch_rows", "pixels")
+            self._set(name, 2, "patch_columns", "pixels")
+            return
+        if base == "logits_to_keep":
+            self._set(name, 0, "kept", "tokens")  # positions among the tokens, not rows of the batch
+            return
         if leaf.dim() == 1 and base.endswith("position"):
             first = 0  # cache_position has no batch
-        elif leaf.dim() == 3 and base.endswith("position_ids") and leaf.shape[0] != self.batch:
+        elif leaf.dim() == 3 and base.endswith("position_ids") and self._sectioned(leaf):
             self._set(name, 1, "batch", "lead")  # [rope sections, batch, sequence]
             first = 2
         else:
             self._lead(name, f"{name}_0".replace(".", "_"))
+        if leaf.dim() == 4 and "mask" in base and (leaf.is_floating_point() or leaf.dtype is torch.bool):
+            self._attention(name, base, leaf)
+            return
         for dim in range(first, leaf.dim()):
             self._other_axis(name, base, leaf, dim)
 
@@ -248,7 +199,10 @@ class _Proposal:
             ("decoder_sequence", self.decoder) if base.startswith("decoder_") else ("sequence", self.sequence)
         )
         counted = size == length and (dim == 1 or not leaf.is_floating_point())
-        if (
+        if base in _ENCODED and length is not None:
+            if dim == 1:
+                self._set(name, dim, "encoder_sequence", "free", sure=False)
+        elif (
             self.past is not None
             and "mask" in base
             and dim == leaf.dim() - 1
@@ -269,12 +223,52 @@ class _Proposal:
         elif length is None and label == "sequence":
             self._free(name, base, leaf, dim)
 
-    def _total(self, name: str, dim: int, sequence: str, size: int) -> None:
+    def _sectioned(self, positions: torch.Tensor) -> bool:
+        """Whether positions of rank 3 have the sections of the rope in front of the batch (and no choices behind it)."""
+        ids = self.leaves.get("input_ids")
+        return positions.shape[0] != self.batch or (
+            positions.shape[1] == self.batch and (ids is None or ids.dim() == 2)
+        )
+
+    def _attention(self, name: str, base: str, leaf: torch.Tensor) -> None:
+        """A mask of `[batch, heads, queries, keys]`: the keys are what is cached, then the new tokens."""
+        decoded = base.startswith("decoder_")
+        label, length = ("decoder_sequence", self.decoder) if decoded else ("sequence", self.sequence)
+        if length is None:
+            return
+        queries, keys = leaf.shape[2:]
+        if queries == length and not self.stepwise:
+            self._set(name, 2, label, "tokens")
+        if "row" in base:
+            return  # one number for each query
+        if keys == length and not self.stepwise and not self.buffered and self._encoded(base) is None:
+            self._set(name, 3, label, "tokens")
+        elif self.buffered and keys in self.pasts:
+            self._set(name, 3, "cache_length", "past", sure=False)
+        elif base.startswith("cross") and keys in self.pasts:
+            self._set(name, 3, "past" if keys == self.past else f"past_{keys}", "past")
+        elif keys == self._encoded(base):
+            self._set(name, 3, "encoder_sequence", "free", sure=False)
+        elif not self.buffered and keys - length in self.pasts:
+            self._total(name, 3, label, int(keys), int(keys - length))
+
+    def _encoded(self, mask: str) -> int | None:
+        """How long what a mask over something encoded covers is; None for a mask over the tokens themselves."""
+        states = {
+            "cross_attention_mask": "cross_attention_states",
+            "encoder_attention_mask": "encoder_hidden_states",
+        }
+        leaf = self.leaves.get(states.get(mask, ""))
+        return None if leaf is None else int(leaf.shape[1])
+
+    def _total(self, name: str, dim: int, sequence: str, size: int, past: int | None = None) -> None:
+        past = self.past or 0 if past is None else past
+        cached = "past" if past == (self.past or 0) else f"past_{past}"
         if self.stepwise:
-            self.groups.setdefault(sequence, Group(sequence, "fixed", size - (self.past or 0)))
-        self.groups.setdefault(sequence, Group(sequence, "tokens", size - (self.past or 0)))
-        self.groups.setdefault("past", Group("past", "past", self.past or 0))
-        self.axes[name][dim] = ("past", sequence)
+            self.groups.setdefault(sequence, Group(sequence, "fixed", size - past))
+        self.groups.setdefault(sequence, Group(sequence, "tokens", size - past))
+        self.groups.setdefault(cached, Group(cached, "past", past))
+        self.axes[name][dim] = (cached, sequence)
 
     def _free(self, name: str, base: str, leaf: torch.Tensor, dim: int) -> None:
         """An axis of something that is no text: joined with axes of its size among the like, asked one by one."""

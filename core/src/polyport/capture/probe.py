@@ -12,7 +12,9 @@ import torch
 
 from polyport import structure
 from polyport.capture.buffers import true_lengths
-from polyport.capture.layout import Layout, numbers, placeholders, propose
+from polyport.capture.configs import numbers, placeholders
+from polyport.capture.groups import Layout
+from polyport.capture.layout import propose
 from polyport.capture.prepare import STAGE, tensor_leaves
 from polyport.capture.resize import resized
 from polyport.errors import ExportError, InputError
@@ -89,14 +91,17 @@ class Probe:
                 stage=STAGE,
             ) from error
 
-    def find(self) -> Found:
+    def find(self, pinned: frozenset[str] = frozenset()) -> Found:
         """The axes that vary and a sample that shows them all.
+
+        Args:
+            pinned: Names of axes that keep the sample's size.
 
         Raises:
             ExportError: The model takes no other batch than the sample's.
         """
         finite = all(bool(x.isfinite().all()) for x in self.base() if x.is_floating_point())
-        layout = propose(self.leaves, self.special)
+        layout = propose(self.leaves, self.special).pinned(pinned)
         trial = _Trial(self, layout, finite)
         trial.search()
         return trial.found()
@@ -198,15 +203,23 @@ class _Trial:
 
     def _images(self, names: set[str]) -> Iterator[dict[str, int]]:
         """Image sizes to try: height and width different, then equal, each larger and smaller."""
-        if not names:
+        if not {"height", "width"} <= names:
             return
         height, width = (self.layout.groups[name].size for name in ("height", "width"))
         unit = self.probe.unit
         for step in dict.fromkeys((unit, 32)):
-            yield {"height": height + step, "width": width + 2 * step}
+            yield self._with_patches({"height": height + step, "width": width + 2 * step})
         if height == width:
             for step in dict.fromkeys((unit, 32)):
-                yield {"height": height + step, "width": width + step}
+                yield self._with_patches({"height": height + step, "width": width + step})
+
+    def _with_patches(self, sizes: dict[str, int]) -> dict[str, int]:
+        """Image sizes, and those of a mask with an entry per patch."""
+        groups = self.layout.groups
+        for name, pixels in (("patch_rows", "height"), ("patch_columns", "width")):
+            if name in groups:
+                sizes[name] = groups[name].size * sizes[pixels] // groups[pixels].size
+        return sizes
 
     def _works(self, sizes: Mapping[str, int], copies: int, _: Any = None) -> bool:
         leaves = resized(self.probe.leaves, self.layout, sizes, copies, self.probe.special)

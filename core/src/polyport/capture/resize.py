@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from polyport.capture.layout import Group, Layout
+from polyport.capture.groups import Group, Layout
 
 
 def resized(
@@ -48,7 +48,7 @@ def resized(
 def _joined(terms: tuple[str, ...], maps: Mapping[str, torch.Tensor], layout: Layout) -> torch.Tensor:
     parts, start = [], 0
     for term in terms:
-        size = layout.groups[term].size
+        size = int(term) if term.isdigit() else layout.groups[term].size  # a part that keeps its size
         parts.append(maps.get(term, torch.arange(size)) + start)
         start += size
     return torch.cat(parts)
@@ -84,7 +84,7 @@ def _ordinary(
             if base.endswith("input_ids"):
                 for token in special:
                     plain &= (rows != token).all(0)
-            elif base.endswith("mask"):
+            elif base.endswith("mask") and leaves[name].dim() == 2:
                 plain &= (rows != 0).all(0)
             elif base == "mm_token_type_ids":
                 plain &= (rows == 0).all(0)

@@ -1,0 +1,125 @@
+"""Exporting a model for generation: one component per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from transformers import GenerationConfig
+
+from polyport.artifact import ExportedModel
+from polyport.assembly import Pipeline, check
+from polyport.config import ExportConfig
+from polyport.errors import ConfigError, ExportError, PolyportError
+from polyport.generation.decompose import Decomposition, decompose
+from polyport.generation.record import GenerationRecord, attention_of, uncovered_tensors
+from polyport.pipeline import ExportedComponent
+from polyport.session import Session
+
+#: One config for all components, or component -> config.
+Configs = ExportConfig | Mapping[str, Any] | None
+
+
+def export_generation(
+    model: Any,
+    inputs: Mapping[str, Any],
+    jobs: Sequence[tuple[Session, Configs]],
+    generation_config: GenerationConfig | None,
+    multi_token_decode: bool,
+) -> dict[str, ExportedModel]:
+    """Export a model's generation to several formats, tracing each component once where their configs allow it.
+
+    Args:
+        model: A `PreTrainedModel` that generates.
+        inputs: Sample kwargs of `generate`.
+        jobs: Session and config, or configs by component, per format.
+        generation_config: See `decompose_for_generation`.
+        multi_token_decode: See `decompose_for_generation`.
+
+    Returns:
+        Format -> export.
+    """
+    for session, config in jobs:
+        check(model, session, session.config(_any_config(session, config)))
+    found = decompose(model, inputs, generation_config, multi_token_decode)
+    configs = {session.format: _by_component(session, config, list(found.parts)) for session, config in jobs}
+    components: dict[str, dict[str, ExportedComponent]] = {session.format: {} for session, _ in jobs}
+    for name, part in found.parts.items():
+        try:
+            made = Pipeline(part.module, part.kwargs, part.pinned).run(
+                [(session, configs[session.format][name]) for session, _ in jobs]
+            )
+        except PolyportError as error:
+            error.add_note(f"while exporting the component {name!r} ({part.path or type(model).__name__})")
+            if isinstance(error, ExportError):
+                raise type(error)(
+                    f"Component {name!r}: {error}", stage=error.stage, backend=error.backend
+                ) from error
+            raise
+        for session, _ in jobs:
+            components[session.format][name] = made[session.format][0]
+    return {
+        session.format: _exported(model, found, components[session.format], session, generation_config)
+        for session, _ in jobs
+    }
+
+
+def _exported(
+    model: Any,
+    found: Decomposition,
+    components: Mapping[str, ExportedComponent],
+    session: Session,
+    generation_config: GenerationConfig | None,
+) -> ExportedModel:
+    host = found.parts["decode"].module
+    return ExportedModel(
+        session.format,
+        components,
+        config=model.config,
+        generation_config=generation_config or getattr(host, "generation_config", None),
+        session=session,
+        generation=GenerationRecord(
+            architecture=type(model).__name__,
+            host=found.plan.host,
+            modules=dict(found.plan.modules),
+            split=found.plan.split,
+            multi_token_decode=found.multi_token_decode,
+            static=found.static,
+            attn_implementation=attention_of(model.config),
+        ),
+        leftovers=uncovered_tensors(model, found.plan),
+    )
+
+
+def _any_config(session: Session, config: Configs) -> ExportConfig | Mapping[str, Any] | None:
+    """A config to check the model with, before its components are known."""
+    if _names_components(session, config):
+        return next(iter(config.values()), None)  # type: ignore[union-attr]
+    return config
+
+
+def _names_components(session: Session, config: Configs) -> bool:
+    options = {field.name for field in attrs.fields(session.backend.config_class)} | {"export_format"}
+    return isinstance(config, Mapping) and bool(config) and not options.intersection(config)
+
+
+def _by_component(session: Session, config: Configs, names: list[str]) -> dict[str, ExportConfig]:
+    """The config of each component.
+
+    Raises:
+        ConfigError: The configs by component lack some, or name one that there isn't.
+    """
+    if not _names_components(session, config):
+        whole = session.config(config)
+        return dict.fromkeys(names, whole)
+    assert isinstance(config, Mapping)  # noqa: S101  for the type checker
+    missing, unknown = [n for n in names if n not in config], [n for n in config if n not in names]
+    if missing or unknown:
+        problems = [f"lacks {', '.join(missing)}"] * bool(missing) + [
+            f"names {', '.join(unknown)}, which there isn't"
+        ] * bool(unknown)
+        raise ConfigError(
+            f"The config by component {' and '.join(problems)}. The components are {', '.join(names)}."
+        )
+    return {name: session.config(config[name]) for name in names}

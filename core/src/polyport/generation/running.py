@@ -1,0 +1,246 @@
+"""Components in the places of a model's modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.utils import ModelOutput
+
+from polyport import structure
+from polyport.calling import Caller
+from polyport.errors import InputError
+from polyport.generation import states
+from polyport.generation.steps import one_token
+from polyport.structure import TreeSpec
+
+#: Kwargs that only say how to return results, or are settled by the export.
+_SETTLED = frozenset({"return_dict", "use_cache", "logits_to_keep"})
+
+
+class Component:
+    """One component, called with what its module takes.
+
+    Args:
+        name: Its name.
+        caller: Its runnable form.
+    """
+
+    def __init__(self, name: str, caller: Caller) -> None:
+        self.name, self.caller = name, caller
+        self.device = torch.device(caller.runner.device)
+        names = caller.metadata.input_names
+        self.inputs = {leaf.partition(".")[0] for leaf in names}
+        self.takes_all_logits = "logits_to_keep" not in names
+        self._bridges: dict[str, states.Bridge] = {}
+
+    def __call__(self, kwargs: Mapping[str, Any]) -> Any:
+        """Run it.
+
+        Args:
+            kwargs: The kwargs of the module's forward. A cache among them is brought up to date, as in eager.
+
+        Returns:
+            What the module returns.
+        """
+        leaves: dict[str, Any] = {}
+        cache: Cache | None = None
+        cache_name = ""
+        for name, value in kwargs.items():
+            if isinstance(value, Cache):
+                cache, cache_name = value, name
+            elif isinstance(value, torch.Tensor):
+                leaves[name] = value
+            elif value is not None:
+                self._nested(name, value, leaves)
+        self._refuse_unknown(leaves)
+        if cache is not None:
+            leaves.update(self._state(cache, cache_name, leaves))
+        tensors, sizes = self.caller.run(leaves)
+        results = self.caller.results
+        if cache is None or results.spec is None or not _is_output(results.spec.type):
+            return results.value(tensors, sizes)
+        fields = results.parts(results.leaves(tensors, sizes))
+        return results.spec.type(
+            **{key: self._field(spec, own, cache) for key, (spec, own) in fields.items()}
+        )
+
+    def _nested(self, name: str, value: Any, leaves: dict[str, Any]) -> None:
+        """The tensors inside a container; numbers and flags must be those that were traced."""
+        if name in _SETTLED:
+            if name == "logits_to_keep" and not self.takes_all_logits:
+                leaves[name] = value
+            return
+        found, spec = structure.flatten(value)
+        if spec.is_leaf():
+            traced = self.caller.metadata.in_constants.get(name, False)
+            if value is not False and value != traced:
+                raise InputError(
+                    f"The component {self.name!r} was exported with {name}={traced!r} and can't run with {value!r}.",
+                    stage="run",
+                )
+            return
+        if any(isinstance(leaf, torch.Tensor) for leaf in found):
+            leaves.update(
+                (key, leaf) for key, leaf in structure.flatten_named({name: value}) if leaf is not None
+            )
+
+    def _refuse_unknown(self, leaves: Mapping[str, Any]) -> None:
+        """A tensor that was no input of the trace would be left out without a word; only masks may be.
+
+        A mask that the model was found not to read is no input.
+        """
+        for leaf in leaves:
+            base = leaf.partition(".")[0]
+            if base not in self.inputs and not base.endswith("mask"):
+                raise InputError(
+                    f"The component {self.name!r} was exported without {base!r}. Export from a sample that has it.",
+                    stage="run",
+                )
+
+    def _state(self, cache: Cache, name: str, leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        if name not in self._bridges:
+            self._bridges[name] = states.Bridge(self.caller.metadata, name)
+        bridge = self._bridges[name]
+        if not bridge.infos:
+            if states.tokens_in(cache):
+                raise InputError(
+                    f"The component {self.name!r} starts from an empty cache and can't continue a filled one.",
+                    stage="run",
+                )
+            return {}
+        rows = next(
+            (int(x.shape[0]) for key, x in leaves.items() if key.endswith(("input_ids", "inputs_embeds"))), 1
+        )
+        return bridge.read(cache, rows, self.device)
+
+    def _field(self, spec: TreeSpec, leaves: list[Any], cache: Cache) -> Any:
+        if spec.is_leaf():
+            return leaves[0]
+        value = structure.unflatten(leaves, spec)
+        return states.put(cache, value) if isinstance(value, Cache) else value
+
+
+def _is_output(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, ModelOutput)
+
+
+class Host:
+    """The module that is called once per token: every call is a prefill or a decode step, or several.
+
+    Args:
+        prefill: The component for a prompt; None where `decode` or the model's own code does it.
+        decode: The component for what follows.
+        many: Whether `decode` takes any number of tokens.
+        own: The model's own forward, which runs a prompt through other components; None where there is a prefill.
+        encode: Kwargs -> kwargs with the encoder's results, for models that have an encoder.
+    """
+
+    def __init__(
+        self,
+        prefill: Component | None,
+        decode: Component,
+        many: bool,
+        own: Callable[..., Any] | None,
+        encode: Callable[[dict[str, Any]], dict[str, Any]] | None,
+    ) -> None:
+        self.prefill, self.decode, self.many, self.own, self.encode = prefill, decode, many, own, encode
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Run the step or steps that a call of forward comes to."""
+        if self.encode is not None:
+            kwargs = self.encode(kwargs)
+        cache = kwargs.get("cache")
+        state = cache if cache is not None else kwargs.get("state")
+        past = states.tokens_in(state)
+        ids = next(
+            (
+                kwargs[key]
+                for key in ("decoder_input_ids", "input_ids", "inputs_embeds")
+                if kwargs.get(key) is not None
+            ),
+            None,
+        )
+        if ids is None:
+            raise InputError("Neither input_ids nor inputs_embeds was given.", stage="run")
+        count = int(ids.shape[1])
+        if isinstance(cache, Cache):
+            _check_room(cache, past, count)
+        if past == 0:
+            return self._start(kwargs, count)
+        if self.many or count == 1:
+            return _run(self.decode, kwargs, count)
+        return self._token_by_token(kwargs, count, state)
+
+    def _start(self, kwargs: dict[str, Any], count: int) -> Any:
+        if self.prefill is not None:
+            return _run(self.prefill, kwargs, count)
+        if self.own is not None:
+            return self.own(**kwargs)
+        if kwargs.get("cache") is None:
+            kwargs = {**kwargs, "cache": DynamicCache()}
+        return _run(self.decode, kwargs, count)
+
+    def _token_by_token(self, kwargs: dict[str, Any], count: int, state: Any) -> Any:
+        growing = not any(
+            hasattr(layer, "max_cache_len")
+            for part in states.parts(state)
+            for layer in getattr(part, "layers", ())
+        )
+        name = "cache" if "cache" in kwargs else "state"
+        logits = []
+        for index in range(count):
+            outputs = self.decode(one_token({**kwargs, name: state}, index, count, name, growing))
+            state = outputs.get(name, state)
+            logits.append(outputs.logits)
+        outputs.logits = torch.cat(logits, dim=1)
+        return outputs
+
+
+def _run(component: Component, kwargs: Mapping[str, Any], count: int) -> Any:
+    """One run, with the logits that were asked for."""
+    kept = kwargs.get("logits_to_keep")
+    if isinstance(kept, int) and not isinstance(kept, bool):
+        if not component.takes_all_logits:
+            kwargs = {**kwargs, "logits_to_keep": torch.arange(count - kept if kept else 0, count)}
+        else:
+            outputs = component(kwargs)
+            if kept and outputs.logits.shape[1] > kept:
+                outputs.logits = outputs.logits[:, -kept:]
+            return outputs
+    return component(kwargs)
+
+
+def _check_room(cache: Cache, past: int, count: int) -> None:
+    """Refuse tokens that a static cache has no room for: the graph would write them somewhere else, or fail inside.
+
+    Raises:
+        InputError: There are too many.
+    """
+    for layer in getattr(next(states.parts(cache)), "layers", ()):
+        room = getattr(layer, "max_cache_len", None)
+        if isinstance(room, int):
+            if past + count > room:
+                raise InputError(
+                    f"The static cache has room for {room} tokens: {past} are in it, and {count} more don't fit. Generate "
+                    "less, or with a larger cache (max_cache_len).",
+                    stage="run",
+                )
+            return
+
+
+def as_forward(run: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in the place of a module's forward: takes positional arguments too, and shows the same signature."""
+    signature = inspect.signature(original)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            return run(**kwargs)
+        bound = signature.bind_partial(*args)
+        return run(**bound.arguments, **kwargs)
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return forward

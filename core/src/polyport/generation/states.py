@@ -1,0 +1,207 @@
+"""The state that generation carries from step to step: caches as the components take and return them.
+
+In generation every layer keeps all of its tokens, and the mask applies the windows: then one graph serves any length, and a
+step never has to know how much of a window is filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import cache_utils
+from transformers.cache_utils import Cache
+
+from polyport import structure
+from polyport.caches import find_dtype
+from polyport.errors import InputError
+from polyport.metadata import ExportMetadata, TensorInfo
+
+#: What a layer of a cache is that keeps all tokens, for a layer that forgets those outside of its window.
+_FULL = {
+    "DynamicSlidingWindowLayer": "DynamicLayer",
+    "StaticSlidingWindowLayer": "StaticLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer": "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndStaticSlidingWindowAttentionLayer": "LinearAttentionAndStaticFullAttentionLayer",
+}
+
+#: Attributes of a layer that belong to the cache it lies in, and not to what a graph made of it.
+_OWN = frozenset({"max_cache_len", "record_past", "device"})
+
+
+def parts(cache: Any) -> Iterator[Cache]:
+    """The caches inside one: itself, or the two of an encoder-decoder's."""
+    own = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    yield from (part for part in own if part is not None)
+    if own == [None, None]:
+        yield cache
+
+
+def keep_all_tokens(cache: Any) -> None:
+    """Turn the layers of a cache that keep a window into ones that keep everything, in place.
+
+    What a filled layer has forgotten comes back as zeros: no mask lets anything see it.
+    """
+    for part in parts(cache):
+        layers = getattr(part, "layers", None)
+        if isinstance(layers, list):
+            layers[:] = [_full(layer) for layer in layers]
+
+
+def _full(layer: Any) -> Any:
+    name = _FULL.get(type(layer).__name__)
+    cls = getattr(cache_utils, name, None) if name else None
+    if cls is None:
+        return layer
+    full = object.__new__(cls)
+    full.__dict__.update(vars(layer))
+    seen = full.__dict__.pop("cumulative_length", None)
+    full.__dict__.pop("sliding_window", None)
+    if isinstance(seen, torch.Tensor):
+        full.cumulative_length = seen  # a static layer counts its tokens, too
+        full.__dict__.pop("cumulative_length_int", None)
+        if layer.is_initialized:
+            raise InputError(
+                "A static cache that already holds tokens of a sliding window can't be continued here."
+            )
+    elif layer.is_initialized and (missing := seen - layer.keys.shape[-2]) > 0:
+        for key in ("keys", "values"):
+            tensor = getattr(layer, key)
+            gap = tensor.new_zeros((*tensor.shape[:2], missing, tensor.shape[-1]))
+            setattr(full, key, torch.cat([gap, tensor], dim=-2))
+    return full
+
+
+def tokens_in(cache: Any) -> int:
+    """How many tokens a cache has seen: 0 where nothing is in it, 1 where only a recurrent state says that there were some."""
+    if not isinstance(cache, Cache):
+        return 0 if cache is None else 1
+    first = next(parts(cache))
+    for layer in getattr(first, "layers", ()):
+        state = getattr(layer, "has_previous_state", None)
+        if isinstance(state, dict) and any(state.values()):
+            return 1
+        if getattr(layer, "is_initialized", False) and hasattr(layer, "get_seq_length"):
+            return int(layer.get_seq_length())
+    return 0
+
+
+def recurrent(cache: Any) -> bool:
+    """Whether some layer keeps a state in place of keys and values."""
+    mixin = cache_utils.LinearAttentionCacheLayerMixin
+    return isinstance(cache, Cache) and any(
+        isinstance(layer, mixin) for part in parts(cache) for layer in getattr(part, "layers", ())
+    )
+
+
+def emptied(cache: Any) -> Any:
+    """A copy of a filled static cache with nothing in it."""
+    leaves, spec = structure.flatten(cache)
+    empty = structure.unflatten(
+        [torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+    )
+    for index in getattr(empty, "is_updated", {}):
+        empty.is_updated[index] = False
+    for part in parts(empty):
+        for layer in getattr(part, "layers", ()):
+            if isinstance(state := getattr(layer, "has_previous_state", None), dict):
+                layer.has_previous_state = dict.fromkeys(state, False)
+    return empty
+
+
+class Bridge:
+    """Between a cache and the leaves that a component takes and returns.
+
+    Args:
+        metadata: The record of the component.
+        kwarg: Name of the cache among the kwargs of forward.
+    """
+
+    def __init__(self, metadata: ExportMetadata, kwarg: str) -> None:
+        self.infos = [
+            (info, info.name.split(".")[1:]) for info in metadata.inputs if info.name.startswith(f"{kwarg}.")
+        ]
+
+    def read(self, cache: Cache, rows: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of a cache, by leaf; where there are none yet, empty ones.
+
+        Args:
+            cache: The cache.
+            rows: Size of the batch.
+            device: Where the empty ones are made.
+        """
+        return {
+            info.name: found
+            if (found := _at(cache, path)) is not None
+            else _blank(info, cache, path, rows, device)
+            for info, path in self.infos
+        }
+
+
+def _at(cache: Any, path: list[str]) -> torch.Tensor | None:
+    value = cache
+    for key in path:
+        if isinstance(value, (list, tuple)):
+            value = value[int(key)] if int(key) < len(value) else None
+        elif isinstance(value, Mapping):
+            value = value.get(int(key) if key.isdigit() else key)
+        else:
+            value = getattr(value, key, None)
+        if value is None:
+            return None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _blank(info: TensorInfo, cache: Any, path: list[str], rows: int, device: torch.device) -> torch.Tensor:
+    layer = cache
+    for key in path[:-1]:
+        if isinstance(layer, (list, tuple)):
+            layer = layer[int(key)] if int(key) < len(layer) else None
+        else:
+            layer = getattr(layer, key, None)
+    length = getattr(layer, "max_cache_len", 0)
+    sizes = {0: rows, 2: length if isinstance(length, int) else 0}
+    shape = [size if isinstance(size, int) else sizes.get(axis, 0) for axis, size in enumerate(info.shape)]
+    return torch.zeros(shape, dtype=find_dtype(info.dtype), device=device)
+
+
+def put(cache: Any, made: Any) -> Any:
+    """Give a cache the content of another one, which a graph made; its own settings stay.
+
+    Args:
+        cache: What the caller holds, and sees change as it does in eager.
+        made: The new content.
+
+    Returns:
+        The cache. Where a model wraps what it gets into a cache for two kinds of attention, that, around the cache.
+    """
+    if hasattr(made, "self_attention_cache") and not hasattr(cache, "self_attention_cache"):
+        made.self_attention_cache = put(cache, made.self_attention_cache)
+        return made
+    for key, value in vars(made).items():
+        own = vars(cache).get(key)
+        if key == "layers" and isinstance(own, list):
+            _put_layers(own, value)
+        elif isinstance(value, Cache) and isinstance(own, Cache):
+            put(own, value)
+        elif key == "is_updated":
+            cache.is_updated = dict(value)
+    return cache
+
+
+def _put_layers(own: list[Any], made: list[Any]) -> None:
+    for index, layer in enumerate(made):
+        if index >= len(own):
+            own.append(layer)
+            continue
+        if type(own[index]) is not type(layer):
+            own[index] = layer
+            continue
+        target = vars(own[index])
+        target.update(
+            {key: value for key, value in vars(layer).items() if key not in _OWN or key not in target}
+        )
+        keys = target.get("keys")
+        if isinstance(keys, torch.Tensor):
+            target["device"] = keys.device
