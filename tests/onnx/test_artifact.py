@@ -19,7 +19,7 @@ from polyport import ExportedModel, OnnxConfig, OnnxExporter
 from polyport.errors import ArtifactError, ConfigError
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import ExportedComponent
-from polyport_onnx.artifact import load_model, save_model
+from polyport_onnx.artifact import load_model, save_models
 
 ROWS = 64
 
@@ -229,7 +229,7 @@ def test_weights_of_other_types(tmp_path: Path, dtype: ir.DataType) -> None:
     model.graph.initializers["weight"].const_value = ir.Tensor(
         value.astype(dtype.numpy()), dtype=dtype, name="weight"
     )
-    names = save_model(model, tmp_path / "model.onnx")
+    names = save_models({"model": model}, tmp_path)["model"]
     loaded = load_model([tmp_path / name for name in names])
     tensor = loaded.graph.initializers["weight"].const_value
     assert tensor is not None
@@ -328,7 +328,7 @@ def _training(proto: onnx.ModelProto) -> None:
     ],
 )
 def test_weights_elsewhere(tmp_path: Path, change: Change, message: str) -> None:
-    save_model(_model(), tmp_path / "model.onnx")
+    save_models({"model": _model()}, tmp_path)
     (tmp_path / "secret").write_bytes(b"\0" * 4096)
     proto = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     change(proto)
@@ -339,13 +339,13 @@ def test_weights_elsewhere(tmp_path: Path, change: Change, message: str) -> None
 
 def test_file_of_another_export(tmp_path: Path) -> None:
     """Listed files only, however harmless the others look."""
-    save_model(_model(), tmp_path / "model.onnx")
+    save_models({"model": _model()}, tmp_path)
     with pytest.raises(ArtifactError, match="none of the export's files"):
         load_model([tmp_path / "model.onnx"])
 
 
 def test_compiled_programs_need_trust(tmp_path: Path) -> None:
-    save_model(_model(), tmp_path / "model.onnx")
+    save_models({"model": _model()}, tmp_path)
     proto = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     proto.graph.node.append(
         onnx.helper.make_node("EPContext", [], ["z"], domain="com.microsoft", ep_cache_context="x.bin")

@@ -1,7 +1,8 @@
 """Saving and loading ONNX files.
 
 Graph and weights are two files, `model.onnx` and `model.onnx.data`, whatever the size: protobuf ends at 2 GB, a reader can map
-the weights instead of copying them, and the graph alone stays small enough to look at.
+the weights instead of copying them, and the graph alone stays small enough to look at. The graphs of an export with several
+components have one weight file in common, since most of their weights are the same.
 """
 
 from __future__ import annotations
@@ -12,38 +13,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from polyport.errors import ArtifactError
+from polyport_onnx.weights import identity, map_weights, placed, write_weights
 
 #: Key of a loaded model's `meta` that holds the files it was read from, the graph file first.
 SOURCE = "polyport_onnx.source"
 
-#: Weights below this size (bytes) stay inside the graph file: shape operands, small biases and scalars.
-_INLINE_BELOW = 1024
-
-#: Offsets of larger weights, as ONNX Runtime wants them to map a file.
-_ALIGNMENT = 4096
+#: Weights of an export with several components.
+SHARED = "weights.onnx.data"
 
 
-def save_model(model: ir.Model, path: Path) -> tuple[str, ...]:
-    """Write a model with its weights beside it. The model in memory stays as it is.
+def save_models(models: Mapping[str, ir.Model], folder: Path) -> dict[str, tuple[str, ...]]:
+    """Write the models of an export with their weights beside them. The models in memory stay as they are.
 
     Args:
-        model: The model. Its weights may lie in memory or in the files of a loaded export.
-        path: The graph file.
+        models: Component name -> model. Weights may lie in memory or in the files of a loaded export; those that are equal are
+            written once.
+        folder: Where to write.
 
     Returns:
-        Names of the files written: the graph file, and the weight file where there are weights to put there.
+        Component name -> names of its files: the graph file `<component>.onnx`, and the weight file where it has weights
+        there.
     """
-    data = f"{path.name}.data"
-    ir.save(model, path, external_data=data, size_threshold_bytes=_INLINE_BELOW, alignment=_ALIGNMENT)
-    weights = path.parent / data
-    if weights.exists() and not weights.stat().st_size:
-        weights.unlink()  # all weights are small enough for the graph file
-    return (path.name, data) if weights.exists() else (path.name,)
+    data = SHARED if len(models) > 1 else "".join(f"{name}.onnx.data" for name in models)
+    external = write_weights(models.values(), folder / data)
+    files: dict[str, tuple[str, ...]] = {}
+    for name, model in models.items():
+        program = f"{name}.onnx"
+        with placed(model, external) as outside:
+            ir.save(model, folder / program)
+        files[name] = (program, data) if outside else (program,)
+    return files
 
 
 def load_model(files: Sequence[Path], *, trust: bool = False) -> ir.Model:
@@ -67,10 +70,10 @@ def load_model(files: Sequence[Path], *, trust: bool = False) -> ir.Model:
     try:
         model = ir.from_proto(proto)
         ir.external_data.set_base_dir(model.graph, path.parent)
-        _map_weights(model, path.parent)
+        map_weights(model, path.parent)
     except Exception as error:
         raise _refused(path, f"is no readable ONNX file: {error}") from error
-    model.meta[SOURCE] = {file: _identity(file) for file in files}
+    model.meta[SOURCE] = {file: identity(file) for file in files}
     return model
 
 
@@ -78,15 +81,10 @@ def source_of(model: ir.Model) -> Path | None:
     """The graph file that a model was read from; None for one that was not, or whose files were replaced since."""
     found: dict[Path, tuple[int, ...]] = model.meta.get(SOURCE, {})
     try:
-        unchanged = all(_identity(file) == identity for file, identity in found.items())
+        unchanged = all(identity(file) == before for file, before in found.items())
     except OSError:
         return None
     return next(iter(found), None) if unchanged else None
-
-
-def _identity(file: Path) -> tuple[int, ...]:
-    status = file.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _refused(path: Path, problem: str) -> ArtifactError:
@@ -147,49 +145,6 @@ def _check_weight(tensor: onnx.TensorProto, path: Path, sizes: Mapping[str, int]
     negative = any(dim < 0 for dim in tensor.dims) or offset < 0
     if negative or length < needed or offset + length > sizes[location]:
         raise _refused(path, f"keeps the weight {tensor.name!r} outside {location!r}.")
-
-
-def _map_weights(model: ir.Model, folder: Path) -> None:
-    """Back the weights by one mapping per file, in place of onnx-ir's one per weight.
-
-    onnx-ir refuses files that are links to somewhere else, as those in the hub's cache are; where they may lead was checked
-    before (`polyport.manifest.checked_file`).
-    """
-    mapped: dict[str, np.ndarray] = {}
-    for value in _initializers(model):
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8:
-            continue
-        name = str(tensor.location)
-        if tensor.nbytes == 0:
-            array = np.empty(tensor.shape.numpy(), tensor.dtype.numpy())
-        else:
-            if name not in mapped:
-                mapped[name] = np.memmap(folder / name, np.uint8, mode="r")
-            start = tensor.offset or 0
-            flat = mapped[name][start : start + tensor.nbytes]
-            array = np.asarray(flat).view(tensor.dtype.numpy()).reshape(tensor.shape.numpy())
-        value.const_value = ir.Tensor(
-            array,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
-        )
-
-
-def _initializers(model: ir.Model) -> Iterator[ir.Value]:
-    yield from model.graph.initializers.values()
-    graphs: list[Any] = [model.graph, *model.functions.values()]
-    for graph in graphs:
-        for node in ir.traversal.RecursiveGraphIterator(graph):
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from attribute.value.initializers.values()
-                elif attribute.type == ir.AttributeType.GRAPHS:
-                    for inner in attribute.value:
-                        yield from inner.initializers.values()
 
 
 def describe_model(model: ir.Model) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from polyport.metadata import ExportMetadata
 from polyport.pipeline import ExportedComponent, TracedProgram
 from polyport_onnx import torch_internals
 from polyport_onnx.config import OnnxConfig
+from polyport_onnx.leaves import Leaves
 from polyport_onnx.lowering import lower_program
 from polyport_onnx.translate import UnsupportedOperator
 
@@ -20,25 +21,20 @@ def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent
 
     Raises:
         ConfigError: The opset is not supported.
-        ExportError: An operator can't be translated, or the model keeps state in its inputs.
+        ExportError: An operator can't be translated, or the model keeps state in its buffers.
     """
     low, high = torch_internals.MIN_OPSET, torch_internals.MAX_OPSET
     if config.opset_version is not None and not low <= config.opset_version <= high:
         raise ConfigError(
             f"opset_version {config.opset_version} is not supported: choose one from {low} to {high}."
         )
-    inputs, outputs = graph_names(traced.metadata)
-    dynamic = traced.metadata.dynamic_axes
+    metadata = traced.metadata
     try:
-        model = lower_program(
+        lowered = lower_program(
             traced.program,
-            input_names=inputs,
-            output_names=outputs,
-            axes={
-                name: dynamic[leaf]
-                for name, leaf in zip(inputs, traced.metadata.input_names, strict=True)
-                if leaf in dynamic
-            },
+            input_names=metadata.input_names,
+            output_names=metadata.output_names,
+            axes=metadata.dynamic_axes,
             opset_version=config.opset_version,
             optimize=config.optimize,
         )
@@ -46,16 +42,9 @@ def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent
         raise ExportError(
             f"The traced graph can't be lowered to ONNX: {error}", stage="lower", backend="onnx"
         ) from error
-    return ExportedComponent(program=model, metadata=traced.metadata)
+    return ExportedComponent(program=lowered.model, metadata=lowered.leaves.recorded(metadata))
 
 
 def graph_names(metadata: ExportMetadata) -> tuple[list[str], list[str]]:
-    """Names of the graph's inputs and outputs: those of the leaves.
-
-    A graph can't have an input and an output of one name, so a leaf that goes in and comes out (a mask, a cache) is
-    `input.<name>` on one side and `output.<name>` on the other.
-    """
-    both = set(metadata.input_names) & set(metadata.output_names)
-    inputs = [f"input.{name}" if name in both else name for name in metadata.input_names]
-    outputs = [f"output.{name}" if name in both else name for name in metadata.output_names]
-    return inputs, outputs
+    """Names of the inputs and outputs of the graph that a record describes (see `Leaves.graph_names`)."""
+    return Leaves.of(metadata).graph_names()

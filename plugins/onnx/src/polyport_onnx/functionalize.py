@@ -180,10 +180,10 @@ def _viewed(node: Node) -> Node | None:
     source = node.args[0]
     if aliased != [0] or not isinstance(source, torch.fx.Node):
         raise NotLocal(f"{node.target} is a view of something other than its first argument")
-    return source if _share_memory(source, node) else None
+    return source if share_memory(source, node) else None
 
 
-def _share_memory(source: Node, view: Node) -> bool:
+def share_memory(source: Node, view: Node) -> bool:
     """Whether `reshape`, `to` and their kind really gave a view: only then does a later change reach the source."""
     left, right = source.meta.get("val"), view.meta.get("val")
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +11,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 
 from polyport_onnx import torch_internals
 from polyport_onnx.context import Context
+from polyport_onnx.functionalize import share_memory
 
 Node = torch.fx.Node
 
@@ -44,6 +45,29 @@ def results(program: torch.export.ExportedProgram, graph: torch.fx.Graph) -> lis
     """The nodes whose values a caller gets as tensors."""
     found: Any = graph.output_node().args[0]
     return [found[index] for index in user_outputs(program)]
+
+
+def mutated_inputs(program: torch.export.ExportedProgram, graph: torch.fx.Graph) -> dict[str, Node]:
+    """What a functional program says itself: placeholder of a changed user input -> the node of its final content."""
+    found: Any = graph.output_node().args[0]
+    return {
+        str(spec.target): found[index]
+        for index, spec in enumerate(program.graph_signature.output_specs)
+        if spec.kind == OutputKind.USER_INPUT_MUTATION
+    }
+
+
+def keep(graph: torch.fx.Graph, nodes: Iterable[Node]) -> None:
+    """Add nodes to the results, behind those of the program, so that no later step drops them or loses their place."""
+    output = graph.output_node()
+    found: Any = output.args[0]
+    output.args = ((*found, *nodes),)
+
+
+def kept(program: torch.export.ExportedProgram, graph: torch.fx.Graph) -> list[Node]:
+    """What became of the nodes that were given to `keep`."""
+    found: Any = graph.output_node().args[0]
+    return list(found[len(program.graph_signature.output_specs) :])
 
 
 def check_names(kind: str, names: Sequence[str], count: int) -> None:
@@ -139,12 +163,34 @@ def _tensor(program: torch.export.ExportedProgram, spec: InputSpec) -> torch.Ten
     raise ValueError(f"the input {spec.arg.name} of kind {spec.kind.name} is no tensor")
 
 
-def add_outputs(context: Context, results: Sequence[Node], names: Sequence[str]) -> list[ir.Value]:
+def passed_through(
+    context: Context, results: Sequence[Node], placeholders: Sequence[Node], contents: Mapping[int, Node]
+) -> dict[int, int]:
+    """Results that are an input's own tensor: index of the result -> index of the input.
+
+    Args:
+        context: has the values.
+        results: what the model returns.
+        placeholders: of the inputs.
+        contents: index of an input that the program changes -> the node of its final content.
+    """
+    present = {index: contents.get(index, placeholder) for index, placeholder in enumerate(placeholders)}
+    owner = {id(context.value(node)): index for index, node in present.items()}
+    found = {}
+    for position, result in enumerate(results):
+        index = owner.get(id(context.value(result)))
+        # equal content is not enough: a model that returns a copy keeps what the next call would write over
+        if index is not None and (result is present[index] or share_memory(placeholders[index], result)):
+            found[position] = index
+    return found
+
+
+def add_outputs(context: Context, results: Sequence[Node]) -> list[ir.Value]:
     """Make the graph outputs. A result that is an input, a weight or another output too gets a node of its own."""
     made: list[ir.Value] = []
     used: set[int] = set()
     context.emit.scope = ""
-    for result, name in zip(results, names, strict=True):
+    for result in results:
         value = context.value(result)
         if value.producer() is None or id(value) in used:
             copy = torch_internals.new_value(context.emit.opset)
@@ -154,7 +200,6 @@ def add_outputs(context: Context, results: Sequence[Node], names: Sequence[str])
             )
             value = copy
         used.add(id(value))
-        value.name = name
         # The declared shape is the traced one also where a translation passed on a value of its own.
         context.set_type(value, result.meta["val"])
         made.append(value)

@@ -1,7 +1,7 @@
 """Hooks of the onnx backend, in pipeline order.
 
-Product: an `onnx_ir.Model` (https://onnx.ai/ir-py), saved as `model.onnx` with its weights in `model.onnx.data`. The model is
-traced by the dynamo backend, which this one builds on.
+Product: an `onnx_ir.Model` (https://onnx.ai/ir-py), saved as `model.onnx` with its weights in `model.onnx.data`, or, where an
+export has several components, in one file for all. The model is traced by the dynamo backend, which this one builds on.
 """
 
 from __future__ import annotations
@@ -55,12 +55,9 @@ def polyport_lower(traced: TracedProgram, config: OnnxConfig) -> ExportedCompone
 def polyport_save(
     components: Mapping[str, ExportedComponent], directory: Path
 ) -> Mapping[str, Sequence[str]]:
-    from polyport_onnx.artifact import save_model
+    from polyport_onnx.artifact import save_models
 
-    return {
-        name: save_model(component.program, directory / f"{name}.onnx")
-        for name, component in components.items()
-    }
+    return save_models({name: component.program for name, component in components.items()}, directory)
 
 
 @hookimpl

@@ -6,18 +6,30 @@ them in the graph; the tracer does know them, and most of that arithmetic is a c
 
 from __future__ import annotations
 
-from polyport_onnx.ops import attention, creation, elementwise, experts, linear, shape, sym
+from polyport_onnx.ops import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    experts,
+    linear,
+    scatter,
+    shape,
+    sym,
+)
 from polyport_onnx.ops.table import TABLE, Translation, find
 
 __all__ = [
     "TABLE",
     "Translation",
     "attention",
+    "convolution",
     "creation",
     "elementwise",
     "experts",
     "find",
     "linear",
+    "scatter",
     "shape",
     "sym",
 ]

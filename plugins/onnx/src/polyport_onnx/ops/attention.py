@@ -24,6 +24,8 @@ from polyport_onnx.torch_internals import onnx_dtype
 aten = torch.ops.aten
 Node = torch.fx.Node
 
+_RESHAPES = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
+
 
 @translates(aten.scaled_dot_product_attention.default)
 def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_mask: Node | None = None,
@@ -35,11 +37,14 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
         return NotImplemented
     dtype = traced(node).dtype
     q, k, v = c.value(query), c.value(key), c.value(value)
-    if enable_gqa:
+    shared = _shared_heads(query, key, value, enable_gqa)
+    if shared is not None:
+        k, v = c.value(shared[0]), c.value(shared[1])
+    elif enable_gqa:
         k, v = _repeat_heads(c, k, query, key), _repeat_heads(c, v, query, value)
     rank = traced(key).dim()
     q = c.emit.op("Mul", q, c.tensor(1 / math.sqrt(width) if scale is None else scale, dtype))
-    scores = c.emit.op("MatMul", q, transposed(c, k, [*range(rank - 2), rank - 1, rank - 2]))
+    scores = _product(c, q, transposed(c, k, [*range(rank - 2), rank - 1, rank - 2]), query, shared)
     attends = None
     if is_causal:
         allowed = _causal(c, traced(query).shape[-2], traced(key).shape[-2])
@@ -57,7 +62,7 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
             attends = c.emit.op("Not", c.emit.op("Less", best, lowest, dtype=ir.DataType.BOOL))
             mask = c.emit.op("Max", mask, lowest)
         scores = c.emit.op("Add", scores, mask)
-    result = c.emit.op("MatMul", c.emit.op("Softmax", scores, axis=-1), v)
+    result = _product(c, c.emit.op("Softmax", scores, axis=-1), v, query, shared)
     if attends is None:
         return result
     return c.emit.op("Where", attends, result, c.tensor(0.0, dtype), dtype=onnx_dtype(dtype))
@@ -77,6 +82,59 @@ def _causal(c: Context, queries: Any, keys: Any) -> ir.Value:
     )
     rows = c.emit.op("Unsqueeze", rows, c.emit.ints(1))
     return c.emit.op("GreaterOrEqual", rows, columns, dtype=ir.DataType.BOOL)
+
+
+def _shared_heads(query: Node, key: Node, value: Node, enable_gqa: bool) -> tuple[Node, Node] | None:
+    """Keys and values with fewer heads than the queries have, before any is repeated; None where there are no such.
+
+    To repeat them copies the whole of a cache for every token: for 30 layers and 512 places a tenth of its time.
+    """
+    sources = (key, value) if enable_gqa else (_unrepeated(key), _unrepeated(value))
+    if not all(traced(node).dim() == 4 for node in (query, *sources)):
+        return None
+    heads, *fewer = (dims(node)[1] for node in (query, *sources))
+    if not isinstance(heads, int) or not isinstance(fewer[0], int) or fewer[0] != fewer[1]:
+        return None
+    return sources if heads != fewer[0] and heads % fewer[0] == 0 else None
+
+
+def _unrepeated(node: Node) -> Node:
+    """What a head or several copies of it side by side are made of: `x[:, :, None].expand(...).reshape(...)`."""
+    chain = [node]
+    for targets in (_RESHAPES, {aten.expand.default}, {aten.unsqueeze.default}):
+        source = chain[-1].args[0] if chain[-1].target in targets else None
+        if not isinstance(source, torch.fx.Node):
+            return node
+        chain.append(source)
+    _, spread, opened, source = chain
+    axis: Any = opened.args[1]  # copies before the heads would be the same heads in another order
+    if (
+        traced(source).dim() != 4
+        or traced(node).dim() != 4
+        or traced(spread).dim() != 5
+        or axis not in (2, -3)
+    ):
+        return node
+    batch, heads, length, width = dims(source)
+    repeats = dims(spread)[2]
+    if not isinstance(heads, int) or not isinstance(repeats, int):
+        return node
+    fits = dims(spread) == [batch, heads, repeats, length, width]
+    return source if fits and dims(node) == [batch, heads * repeats, length, width] else node
+
+
+def _product(
+    c: Context, left: ir.Value, right: ir.Value, query: Node, shared: tuple[Node, Node] | None
+) -> ir.Value:
+    """A product of `[batch, heads, queries, x]` and the matrix that each head has, or shares with others.
+
+    The rows of heads that share one are put together in one matrix, which needs no other order in memory.
+    """
+    if shared is None:
+        return c.emit.op("MatMul", left, right)
+    heads, fewer, length = dims(query)[1], dims(shared[0])[1], traced(query).shape[2]
+    grouped = c.emit.op("Reshape", left, c.sizes([0, fewer, heads // fewer * length, -1]))
+    return c.emit.op("Reshape", c.emit.op("MatMul", grouped, right), c.sizes([0, heads, length, -1]))
 
 
 def _repeat_heads(c: Context, value: ir.Value, query: Node, node: Node) -> ir.Value:
