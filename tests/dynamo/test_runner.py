@@ -11,6 +11,7 @@ import torch
 from polyport import DynamoConfig, DynamoExporter, ExportedModel
 from polyport.errors import ArtifactError, InputError
 from polyport.metadata import ExportMetadata, TensorInfo
+from polyport_dynamo.compact import compact
 from polyport_dynamo.runner import ProgramRunner
 
 
@@ -143,3 +144,159 @@ def test_bounds_of_the_user_hold(tiny_bert: Any, token_ids: Any) -> None:
         assert export(**token_ids(size, 5)).last_hidden_state.shape == (size, 5, 32)
     with pytest.raises(InputError, match=r"has size 5, which must be between 1 and 4"):
         export(**token_ids(5, 5))
+
+
+# ── what a step writes to ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _filled(model: Any, ids: torch.Tensor) -> Any:
+    """A static cache that holds these tokens."""
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    with torch.no_grad():
+        model(input_ids=ids, cache=cache)
+    return cache
+
+
+def _prompt(seed: int) -> torch.Tensor:
+    return torch.randint(1, 64, (1, 5), generator=torch.Generator().manual_seed(seed))
+
+
+def _tensors(cache: Any) -> list[torch.Tensor]:
+    return [
+        tensor for layer in cache.layers for tensor in (layer.keys, layer.values, layer.cumulative_length)
+    ]
+
+
+MASK = torch.ones(1, 6, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def step(tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportedModel]:
+    """A decode step with a static cache, fresh and loaded."""
+    ids = _prompt(0)
+    sample = {"input_ids": ids[:, :1], "attention_mask": MASK, "cache": _filled(tiny_llama, ids)}
+    export = DynamoExporter().export(tiny_llama, sample, DynamoConfig())
+    folder: Path = tmp_path_factory.mktemp("step") / "export"
+    export.save_pretrained(folder)
+    return {"fresh": export, "loaded": ExportedModel.from_pretrained(folder)}
+
+
+@pytest.mark.parametrize("which", ["fresh", "loaded"])
+def test_a_static_cache_is_updated_in_place(
+    step: dict[str, ExportedModel], tiny_llama: Any, which: str
+) -> None:
+    ids = _prompt(1)
+    cache, wanted = _filled(tiny_llama, ids), _filled(tiny_llama, ids)
+    mine = _tensors(cache)
+    for number in range(3):
+        token = _prompt(2 + number)[:, :1]
+        with torch.no_grad():
+            expected = tiny_llama(input_ids=token, attention_mask=MASK, cache=wanted)
+        got = step[which](input_ids=token, attention_mask=MASK, cache=cache)
+        torch.testing.assert_close(got.logits, expected.logits, atol=1e-5, rtol=0)
+        assert all(one is other for one, other in zip(_tensors(got.cache), mine, strict=True))
+        for ours, theirs in zip(mine, _tensors(wanted), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        assert int(mine[2]) == 6 + number
+
+
+@pytest.mark.parametrize("which", ["fresh", "loaded"])
+def test_threads_with_caches_of_their_own(
+    step: dict[str, ExportedModel], tiny_llama: Any, which: str
+) -> None:
+    def decode(run: Any, seed: int) -> list[torch.Tensor]:
+        cache = _filled(tiny_llama, _prompt(seed))
+        with torch.no_grad():
+            return [
+                run(input_ids=_prompt(seed + number)[:, :1], attention_mask=MASK, cache=cache).logits
+                for number in range(6)
+            ]
+
+    expected = [decode(tiny_llama, seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda seed: decode(step[which], seed), range(4)))
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), atol=1e-5, rtol=0)
+
+
+def test_an_input_that_is_returned_is_the_same_tensor() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return y, x.add_(1), x + y
+
+    infos = tuple(TensorInfo(name, "float32", (2,)) for name in "xyz")
+    program = torch.export.export(Model(), (torch.zeros(2), torch.zeros(2)))
+    metadata = ExportMetadata(inputs=infos[:2], outputs=infos)
+    x, y = torch.zeros(2), torch.ones(2)
+    first, second, third = ProgramRunner(program, metadata)([x, y])
+    assert first is y
+    assert second is x
+    assert x.tolist() == [1.0, 1.0]
+    assert third.tolist() == [2.0, 2.0]
+
+
+# ── what is left out of a call ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_compact_graph_is_the_same_function(exported: ExportedModel, token_ids: Any) -> None:
+    program = exported.program
+    weights = [
+        (program.state_dict | program.constants)[spec.target]
+        for spec in program.graph_signature.input_specs
+        if spec.target is not None
+    ]
+    for batch, length in ((1, 1), (3, 7)):
+        inputs = [*weights, *token_ids(batch, length).values()]
+        with torch.no_grad():
+            for ours, theirs in zip(compact(program)(*inputs), program.graph_module(*inputs), strict=True):
+                assert torch.equal(ours, theirs)
+
+
+def test_conversions_that_do_something_stay() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            same = x.to(torch.float32)
+            copied = x.to(torch.float32, copy=True)
+            other = x.to(torch.float32, memory_format=torch.channels_last)
+            copied.add_(1)
+            return same, copied, other, x.half().to(torch.float32), x.to(torch.int64)
+
+    x = torch.arange(24.0).reshape(1, 2, 3, 4) + 0.1
+    program = torch.export.export(Model(), (x,))
+    found, wanted = compact(program)(x), program.graph_module(x)
+    assert found[0] is x
+    assert found[1] is not x
+    assert found[2].stride() == wanted[2].stride() != x.stride()
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+def test_checks_of_values_and_writes_stay() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+            size = n.item()
+            torch._check(size >= 2)
+            torch._check(size <= 5)
+            x.mul_(2)  # nothing in the graph uses what this returns
+            return torch.ones(size)
+
+    program = torch.export.export(Model(), (torch.ones(2), torch.tensor(3)))
+    function, x = compact(program), torch.ones(2)
+    assert function(x, torch.tensor(4))[0].shape == (4,)
+    assert x.tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError):
+        function(x, torch.tensor(7))
+
+
+def test_control_flow_in_a_compact_graph() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x.to(torch.float32),))
+
+    function = compact(torch.export.export(Model(), (torch.ones(2),)))
+    for x in (torch.ones(2), -torch.ones(2)):
+        assert torch.equal(function(x)[0], x.sin() if x.sum() > 0 else x.cos())

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from polyport.capture import open_axes, tensor_leaves
-from polyport.capture.layout import placeholders as placeholder_ids
+from polyport.capture.configs import placeholders as placeholder_ids
 from polyport.capture.layout import propose
 from polyport.errors import ExportError
 from polyport.metadata import AxisRange

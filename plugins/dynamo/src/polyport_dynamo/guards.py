@@ -9,11 +9,13 @@ that proves needless is dropped. All others stay, so that a size the graph is no
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import Mod
 
 from polyport import structure
 from polyport.capture import rebuilt, tensor_leaves
@@ -80,11 +82,13 @@ def frozen_by(
     shape_env = _shape_env(program)
     if shape_env is None or not call.axes:
         return []
-    return [guard.expr for guard in shape_env.guards if _pins(guard.expr, symbols)]
+    divisors = [part.args[1] for guard in shape_env.guards for part in guard.expr.atoms(Mod)]
+    unit = math.lcm(*(int(divisor) for divisor in divisors if divisor.is_Integer and divisor > 0))
+    return [guard.expr for guard in shape_env.guards if _pins(guard.expr, symbols, unit)]
 
 
-def _pins(expression: Any, symbols: Mapping[sympy.Symbol, str]) -> bool:
-    """Whether an equation with a number fails at nearly every size; that a size divides by something is no such thing."""
+def _pins(expression: Any, symbols: Mapping[sympy.Symbol, str], unit: int) -> bool:
+    """Whether an equation with a number fails at nearly every multiple of `unit`, by which sizes may have to divide."""
     if not isinstance(expression, sympy.Eq) or not expression.free_symbols <= symbols.keys():
         return False
     left, right = expression.args
@@ -94,7 +98,8 @@ def _pins(expression: Any, symbols: Mapping[sympy.Symbol, str]) -> bool:
     held = 0
     for step in range(1, _TRIALS + 1):
         # axes of one name have one size, whether or not the trace found that out
-        sizes = {name: step * 7 + place for place, name in enumerate(sorted(set(symbols.values())), start=2)}
+        names = enumerate(sorted(set(symbols.values())), start=2)
+        sizes = {name: (step * 7 + place) * unit for place, name in names}
         held += not _is_false(expression, {symbol: sizes[name] for symbol, name in symbols.items()})
     return held < _TRIALS // 2
 
@@ -207,5 +212,8 @@ def _sizes(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) -> 
 def _is_false(expression: Any, sizes: Mapping[sympy.Symbol, int]) -> bool:
     if not hasattr(expression, "free_symbols") or not expression.free_symbols <= sizes.keys():
         return False
-    value = expression.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
+    try:
+        value = expression.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
+    except ZeroDivisionError:
+        return True  # a part of nothing: not what was traced
     return bool(value == False)  # noqa: E712  sympy's false is no Python False

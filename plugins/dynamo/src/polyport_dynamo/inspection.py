@@ -16,6 +16,7 @@ Source: `torch/export/pt2_archive/_package.py`, `torch/_export/serde/serialize.p
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import zipfile
@@ -172,7 +173,7 @@ _ALLOWED: dict[str, Callable[[str], Any]] = {
     "forward_arg_names": _IDENTIFIER.fullmatch,
     "target": _OPERATOR.fullmatch,
     "as_operator": _OPERATOR.fullmatch,
-    "expr_str": is_size,
+    "expr_str": functools.lru_cache(4096)(is_size),  # a graph has thousands, most of them alike
     "guards_code": is_guard,
     "as_string": _anything,  # arguments of operators, which are quoted where source is generated
     "as_strings": _anything,

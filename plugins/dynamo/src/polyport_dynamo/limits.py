@@ -18,7 +18,8 @@ import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from polyport.capture import rebuilt, tensor_leaves
-from polyport.capture.layout import placeholders, propose
+from polyport.capture.configs import placeholders
+from polyport.capture.layout import propose
 from polyport.capture.probe import Probe, is_prime
 from polyport.capture.resize import resized
 from polyport.metadata import AxisRange

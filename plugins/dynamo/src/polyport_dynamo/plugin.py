@@ -60,12 +60,9 @@ def polyport_lower(traced: TracedProgram, config: ExportConfig) -> ExportedCompo
 def polyport_save(
     components: Mapping[str, ExportedComponent], directory: Path
 ) -> Mapping[str, Sequence[str]]:
-    from polyport_dynamo.archive import save_program
+    from polyport_dynamo.archive import save_programs
 
-    return {
-        name: save_program(component.program, directory / f"{name}.pt2")
-        for name, component in components.items()
-    }
+    return save_programs({name: component.program for name, component in components.items()}, directory)
 
 
 @hookimpl
@@ -74,7 +71,7 @@ def polyport_load(
 ) -> torch.export.ExportedProgram:
     from polyport_dynamo.archive import load_program
 
-    return load_program(files[0], trust=trust)
+    return load_program(files[0], trust=trust, beside=files[1:])
 
 
 @hookimpl

@@ -15,6 +15,7 @@ from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pieces import find_pieces
 from polyport.pipeline import CapturedCall
 from polyport_dynamo.axes import AxisNames, user_tensors
+from polyport_dynamo.writes import written_inputs
 
 
 def describe(
@@ -47,8 +48,16 @@ def describe(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         axes=dict(names.ranges),
+        in_place=_in_place(program, list(leaves), placeholders),
         defaults=dict(call.defaults),
     )
+
+
+def _in_place(
+    program: torch.export.ExportedProgram, leaves: list[str], placeholders: list[torch.fx.Node]
+) -> tuple[str, ...]:
+    changed = written_inputs(program)
+    return tuple(leaf for leaf, node in zip(leaves, placeholders, strict=True) if node.name in changed)
 
 
 def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[list[TensorInfo], list[Any]]:
@@ -65,7 +74,7 @@ def _outputs(program: torch.export.ExportedProgram, names: AxisNames) -> tuple[l
     for index, (name, (_, node)) in enumerate(zip(paths, wanted, strict=True)):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
         if isinstance(value, torch.Tensor):
-            infos.append(_info(name, value, names))
+            infos.append(_info(name or "output", value, names))  # a plain tensor has no path
         else:
             size = isinstance(value, torch.SymInt)
             constants.append([index, {"size": str(names.size(value))} if size else plain(value)])

@@ -1,7 +1,8 @@
 """Running a `torch.export` program with little in between.
 
 `ExportedProgram.module()` flattens, checks and unflattens at every call what core has already checked and flattened, so the
-graph itself is called: with the weights, then the inputs.
+graph itself is called: with the weights, then the inputs. They are the caller's own tensors, and what the graph writes to
+them, such as a step to a static cache, the caller finds there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from polyport.errors import ArtifactError, InputError
 from polyport.metadata import ExportMetadata
+from polyport_dynamo.compact import compact
+from polyport_dynamo.mapped import move_weights
 
 
 class ProgramRunner:
@@ -38,7 +41,8 @@ class ProgramRunner:
         if device is not None:
             program = _moved(program, device)
         self.device = str(_device(program))
-        self._forward = program.graph_module.forward
+        # a program without a record is tried once, while it is made; one with a record is called by who checks dtypes
+        self._forward = program.graph_module.forward if metadata is None else compact(program)
         self._arguments: list[Any] = []
         self._places: list[int] = []
         for spec in program.graph_signature.input_specs:
@@ -108,4 +112,5 @@ def _moved(program: torch.export.ExportedProgram, device: str) -> torch.export.E
         return program
     from torch.export.passes import move_to_device_pass
 
+    move_weights(program, target)
     return move_to_device_pass(program, str(target))

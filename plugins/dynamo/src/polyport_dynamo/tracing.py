@@ -79,7 +79,7 @@ def _export(
     call: CapturedCall, kwargs: dict[str, Any], constants: Mapping[str, Any], config: ExportConfig
 ) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(
+        program = torch.export.export(
             _Call(call.model, kwargs, constants),
             args=(),
             kwargs=kwargs,
@@ -87,6 +87,11 @@ def _export(
             strict=config.strict,
             prefer_deferred_runtime_asserts_over_guards=config.prefer_deferred_runtime_asserts_over_guards,
         )
+        # limits of sums of axes: nobody reads them, and a file that names one can't be read without evaluating it
+        program._range_constraints = {
+            symbol: span for symbol, span in program.range_constraints.items() if symbol.is_Symbol
+        }
+        return program
     except PolyportError:
         raise
     except Exception as error:
