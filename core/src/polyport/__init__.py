@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from polyport.artifact import ExportedModel
     from polyport.config import ExportConfig
     from polyport.errors import PolyportError
-    from polyport.exporter import AutoExportConfig, AutoHfExporter, HfExporter, export
+    from polyport.exporter import AutoExportConfig, AutoHfExporter, HfExporter, export, export_for_generation
+    from polyport.generation.decompose import decompose_for_generation
     from polyport.metadata import ExportMetadata
     from polyport.pipeline import ExportedComponent
     from polyport.session import Session
@@ -31,7 +32,9 @@ __all__ = [
     "PolyportError",
     "Session",
     "__version__",
+    "decompose_for_generation",
     "export",
+    "export_for_generation",
 ]
 
 _HOMES = {
@@ -44,7 +47,9 @@ _HOMES = {
     "HfExporter": "polyport.exporter",
     "PolyportError": "polyport.errors",
     "Session": "polyport.session",
+    "decompose_for_generation": "polyport.generation.decompose",
     "export": "polyport.exporter",
+    "export_for_generation": "polyport.exporter",
 }
 
 

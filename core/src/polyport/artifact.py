@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from polyport import storage
+from polyport import publish, storage
 from polyport.errors import InputError
 from polyport.pipeline import ExportedComponent, RunRequest
 from polyport.session import Session
@@ -270,26 +269,16 @@ class ExportedModel(Mapping[str, ExportedComponent]):
             ArtifactError: There is no export, or it is damaged or unsafe.
             BackendNotInstalled: The format's plugin is missing.
         """
-        directory = storage.locate(
+        found = storage.load(
             path_or_id,
             subfolder,
+            trust=trust_remote_code,
             revision=revision,
             token=token,
             cache_dir=None if cache_dir is None else str(cache_dir),
             local_files_only=local_files_only,
         )
-        manifest = storage.read_manifest(directory)
-        session = Session(manifest.export_format)
-        exported = cls(
-            manifest.export_format,
-            storage.load_components(manifest, directory, session, trust=trust_remote_code),
-            config=storage.load_config(directory),
-            generation_config=storage.load_generation_config(directory),
-            session=session,
-            generation=manifest.generation,
-            leftovers=storage.load_leftovers(manifest, directory),
-        )
-        return exported.to(device, **runner_options)
+        return cls(**found).to(device, **runner_options)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the bare program of a one-component export, with the files it needs beside it.
@@ -297,21 +286,7 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         Args:
             file: Path of the program file. Its suffix is the format's.
         """
-        target = Path(file)
-        suffix = self._session.backend.suffix
-        if target.suffix != suffix:
-            raise InputError(
-                f"A program of format {self.export_format!r} is saved as *{suffix}, not as {target.name!r}."
-            )
-        component = self._only()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            names = self._session.save({target.stem: component}, Path(folder))[target.stem]
-            for name in reversed(names):  # the program last: it is what makes the others reachable
-                Path(folder, name).replace(target.parent / name)
-        for template in self._session.backend.companions:
-            if (stale := storage.companion(target.name, template)) not in names:
-                (target.parent / stale).unlink(missing_ok=True)
+        publish.save_program(self._only(), self._session, Path(file))
 
     def push_to_hub(self, repo_id: str, *, subfolder: str = "", processor: Any = None, **options: Any) -> Any:
         """Save the export and upload it to a hub repository, which is created when it is missing.
@@ -325,15 +300,4 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         Returns:
             What `huggingface_hub.HfApi.upload_folder` returns.
         """
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=options.pop("token", None))
-        api.create_repo(repo_id, exist_ok=True, private=options.pop("private", None))
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(Path(folder, "export"), processor)
-            return api.upload_folder(
-                repo_id=repo_id,
-                folder_path=str(Path(folder, "export")),
-                path_in_repo=subfolder or None,
-                **options,
-            )
+        return publish.push(self, repo_id, subfolder, processor, options)

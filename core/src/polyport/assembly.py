@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from polyport.config import ExportConfig
 from polyport.errors import ConfigError, ExportError
 from polyport.patching import GraphFix, Patch, applied, in_window
 from polyport.pipeline import ExportedComponent, TracedProgram
 from polyport.session import Session
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Pipeline:
@@ -97,6 +99,8 @@ def check(module: Any, session: Session, config: ExportConfig) -> None:
         ExportError: No module, or its parameters are of a dtype that the runtime can't compute with.
         ConfigError: The config is another format's.
     """
+    import torch
+
     if not isinstance(module, torch.nn.Module):
         raise ExportError(
             f"Only a model (a transformers PreTrainedModel, or a module of one) can be exported, not "

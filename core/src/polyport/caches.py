@@ -232,6 +232,9 @@ def _qualified(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+_FOUND: dict[str, type] = {}
+
+
 def find_class(path: Any) -> type:
     """The transformers output, cache or cache-layer class of that path.
 
@@ -243,9 +246,12 @@ def find_class(path: Any) -> type:
             looked up first, which imports the module that defines its outputs.
     """
     wanted = str(path).replace(":", ".")
+    if wanted in _FOUND:  # a cache is put together again at every step of a generation
+        return _FOUND[wanted]
     for kind in ("output", "layer"):
         for cls in _transformers_subclasses(kind):
             if f"{cls.__module__}.{cls.__qualname__}" == wanted:
+                _FOUND[wanted] = cls
                 return cls
     raise ArtifactError(
         f"The export names the class {path!r}, which is no output or cache class of the installed transformers. "

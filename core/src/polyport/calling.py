@@ -18,7 +18,8 @@ import torch
 from polyport import structure
 from polyport.caches import find_dtype
 from polyport.config import plain
-from polyport.errors import ArtifactError, InputError
+from polyport.errors import InputError
+from polyport.fills import Fill
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import Runner
 from polyport.results import Results
@@ -26,9 +27,6 @@ from polyport.sizes import compiled
 
 #: Shape of a tensor about which a manifest of another tool says nothing.
 UNKNOWN = ("...",)
-
-#: How an input that was left out is filled: kind of the rule -> value.
-_FILLS = {"ones_like": 1, "zeros_like": 0}
 
 
 @attrs.frozen
@@ -60,7 +58,7 @@ class Caller:
         self._nested = {slot.kwarg for slot in self._slots if slot.kwarg != slot.info.name}
         self._known = {slot.kwarg for slot in self._slots}
         self._names = {slot.info.name for slot in self._slots}
-        self._defaults = {name: _default(rule) for name, rule in metadata.defaults.items()}
+        self._defaults = {name: Fill.read(rule) for name, rule in metadata.defaults.items()}
         self._ranges = {
             name: (span.min, span.max)
             for name, span in metadata.axes.items()
@@ -69,6 +67,9 @@ class Caller:
         # an axis named "past+sequence" covers both, one after the other
         self._sums = {name: compiled(name) for slot in self._slots for _, name in slot.named if "+" in name}
         self.results = Results(metadata)
+        self._changed = [
+            (i, name) for i, name in enumerate(metadata.input_names) if name in metadata.in_place
+        ]
         self._warned: set[str] = set()
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Any:
@@ -100,8 +101,19 @@ class Caller:
             InputError: As for a call.
         """
         sizes: dict[str, int] = {}
+        tensors = self._tensors(leaves, sizes)
+        self._check_sizes(sizes)
+        outputs = self.runner(tensors)
+        for index, name in self._changed:
+            own = leaves.get(name)
+            if own is not tensors[index] and isinstance(own, torch.Tensor):
+                own.copy_(tensors[index])  # it couldn't be taken as it was, but the caller sees the change
+        return outputs, sizes
+
+    def _tensors(self, leaves: Mapping[str, Any], sizes: dict[str, int]) -> list[torch.Tensor]:
+        """The inputs of the graph; `sizes` gets those of their axes."""
         tensors: list[Any] = []
-        late = []
+        late: list[tuple[int, _Slot]] = []
         for index, slot in enumerate(self._slots):
             value = leaves.get(slot.info.name)
             if value is None:
@@ -121,6 +133,9 @@ class Caller:
             tensors.append(value if value.is_contiguous() else value.contiguous())
         for index, slot in late:
             tensors[index] = self._made(slot, sizes)
+        return tensors
+
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
         for name, total in self._sums.items():
             if name in sizes and sizes[name] != (wanted := self._size(total, sizes)):
                 raise self._error(
@@ -130,7 +145,6 @@ class Caller:
             size = sizes.get(name, low)
             if size < low or (high is not None and size > high):
                 raise self._error(f"the axis {name!r} has size {size}, which must be {_span(low, high)}")
-        return self.runner(tensors), sizes
 
     # ── inputs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,11 +180,12 @@ class Caller:
     def _fill(self, slot: _Slot, leaves: Mapping[str, Any]) -> torch.Tensor | None:
         """What stands for an input that was left out; None where that takes the sizes of the others (see `_made`)."""
         rule = self._defaults.get(slot.info.name)
-        if rule is not None and rule.like is None:
+        if rule is not None and not rule.like:
             return None
-        if rule is None or leaves.get(rule.like) is None:
+        found = None if rule is None else leaves.get(rule.like)
+        if rule is None or found is None:
             raise self._error(f"the input {slot.info.name!r} is missing")
-        like = torch.as_tensor(leaves[rule.like])
+        like = torch.as_tensor(found)
         return torch.full(like.shape, rule.value, dtype=slot.dtype, device=self._device)
 
     def _made(self, slot: _Slot, sizes: dict[str, int]) -> torch.Tensor:
@@ -260,27 +275,6 @@ def _from_numpy(array: np.ndarray) -> torch.Tensor:
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     return torch.from_numpy(array)
-
-
-@attrs.frozen
-class _Default:
-    """What stands for an input that was left out: ones or zeros like another input or of some shape, or 0, 1, 2..."""
-
-    value: int
-    like: str | None = None
-    shape: tuple[Callable[[Mapping[str, int]], int], ...] = ()
-    counts: bool = False
-
-
-def _default(rule: str) -> _Default:
-    kind, _, source = rule.partition(":")
-    if source and kind in ("ones_like", "zeros_like"):
-        return _Default(_FILLS[kind], like=source)
-    if source and kind in ("ones", "arange"):
-        return _Default(1, shape=tuple(map(compiled, source.split(","))), counts=kind == "arange")
-    raise ArtifactError(
-        f"The export fills a missing input by the rule {rule!r}, which is unknown.", stage="load"
-    )
 
 
 def _kind(dtype: torch.dtype) -> int:

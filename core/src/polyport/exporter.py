@@ -40,6 +40,42 @@ def export(
     Raises:
         ExportError: The model or the inputs can't be exported; the message says where and why.
     """
+    return _exported(model, inputs, _jobs(configs, plugins))
+
+
+def export_for_generation(
+    model: Any,
+    inputs: Mapping[str, Any],
+    configs: Sequence[ExportConfig | Mapping[str, Any]],
+    generation_config: GenerationConfig | None = None,
+    multi_token_decode: bool = False,
+    *,
+    plugins: Sequence[Any] = (),
+) -> dict[str, ExportedModel]:
+    """Export one model for generation to several formats, tracing each component once where their configs allow it.
+
+    Args:
+        model: A `PreTrainedModel` that generates. It comes back unchanged, also after an error.
+        inputs: Sample kwargs of `generate`; unchanged as well.
+        configs: One config (or dict with `export_format`) per format.
+        generation_config: See `HfExporter.export_for_generation`.
+        multi_token_decode: See `HfExporter.export_for_generation`.
+        plugins: More hook implementations for this call.
+
+    Returns:
+        Format -> export, in the order of `configs`.
+
+    Raises:
+        ExportError: The model or the inputs can't be exported; the message says which component, where and why.
+    """
+    from polyport.generation.exporting import export_generation
+
+    return export_generation(model, inputs, _jobs(configs, plugins), generation_config, multi_token_decode)
+
+
+def _jobs(
+    configs: Sequence[ExportConfig | Mapping[str, Any]], plugins: Sequence[Any]
+) -> list[tuple[Session, ExportConfig]]:
     checked = [
         AutoExportConfig.from_dict(config) if isinstance(config, Mapping) else config for config in configs
     ]
@@ -48,8 +84,7 @@ def export(
         raise ConfigError("There is nothing to export to: `configs` is empty.")
     if len(set(formats)) != len(formats):
         raise ConfigError(f"A format may be given once, not as in {', '.join(formats)}.")
-    jobs = [(Session(config.export_format, plugins), config) for config in checked]
-    return _exported(model, inputs, jobs)
+    return [(Session(config.export_format, plugins), config) for config in checked]
 
 
 def _exported(

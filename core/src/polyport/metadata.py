@@ -71,6 +71,7 @@ class ExportMetadata:
         axes: Every named axis with the sizes it may take.
         defaults: Inputs that may be left out of a call, with how they are filled then:
             `{"attention_mask": "ones_like:input_ids"}`.
+        in_place: Inputs that a call changes where they lie, such as the buffers of a static cache.
         patches: Ids of the patches and graph fixes that were active.
         backend: What else a backend needs to load and run the graph; JSON values only.
     """
@@ -90,6 +91,7 @@ class ExportMetadata:
     outputs: tuple[TensorInfo, ...] = ()
     axes: dict[str, AxisRange] = attrs.field(factory=dict)
     defaults: dict[str, str] = attrs.field(factory=dict)
+    in_place: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
     backend: dict[str, Any] = attrs.field(factory=dict)
 

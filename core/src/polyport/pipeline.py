@@ -144,10 +144,12 @@ class Runner(Protocol):
 
         Args:
             inputs: One tensor per `metadata.inputs`, in that order, contiguous, of the traced dtype, on `device`. Sizes
-                were checked against the metadata. They may share memory with the caller's tensors: never write to them.
+                were checked against the metadata. They may share memory with the caller's tensors: write to none but
+                those that `metadata.in_place` names, which get their new content where they lie.
 
         Returns:
-            One tensor per `metadata.outputs`, in that order, which nobody else writes to afterwards.
+            One tensor per `metadata.outputs`, in that order, which nobody else writes to afterwards; a changed input
+            that is returned is the caller's own tensor.
         """
         ...
 

@@ -141,6 +141,28 @@ def companion(name: str, template: str) -> str:
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def load(
+    path_or_id: str | os.PathLike[str], subfolder: str, *, trust: bool, **download: Any
+) -> dict[str, Any]:
+    """A saved export, as the arguments that make an `ExportedModel`.
+
+    Raises:
+        ArtifactError: There is no export, or it is damaged or unsafe.
+    """
+    directory = locate(path_or_id, subfolder, **download)
+    manifest = read_manifest(directory)
+    session = Session(manifest.export_format)
+    return {
+        "export_format": manifest.export_format,
+        "components": load_components(manifest, directory, session, trust=trust),
+        "config": load_config(directory),
+        "generation_config": load_generation_config(directory),
+        "session": session,
+        "generation": manifest.generation,
+        "leftovers": load_leftovers(manifest, directory),
+    }
+
+
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of an export's directory.
 
@@ -159,6 +181,7 @@ def load_components(
         ArtifactError: A file or the metadata is damaged or unsafe.
     """
     components = {}
+    checked: dict[FileRecord, Path] = {}  # files that components share are hashed once
     for name, record in manifest.components.items():
         files = record.files
         if not manifest.complete:
@@ -166,7 +189,9 @@ def load_components(
                 companion(file.name, template) for file in files for template in session.backend.companions
             ]
             files += tuple(FileRecord(file) for file in beside if (directory / file).exists())
-        paths = [checked_file(directory, file) for file in files]
+        for file in files:
+            checked[file] = checked.get(file) or checked_file(directory, file)
+        paths = [checked[file] for file in files]
         import_architecture(record.metadata.architecture)
         metadata = completed(record.metadata)
         components[name] = ExportedComponent(program=session.load(paths, metadata, trust), metadata=metadata)

@@ -83,6 +83,9 @@ def sized(
         complete_rules["logits_to_keep"] = f"arange:{sizes(ids, kwargs[ids].shape).split(',')[1]}"
     if defaults.get("attention_mask") == "ones":
         complete_rules["attention_mask"] = f"ones:{sizes('attention_mask', kwargs['attention_mask'].shape)}"
+    for name, leaf in tensor_leaves({"attention_mask": kwargs.get("attention_mask")}).items():
+        if "." in name and leaf.dim() == 2:  # masks by kind of layer: where a padding mask is left out, nothing is padded
+            complete_rules[name] = f"ones:{sizes(name, leaf.shape)}"
     return complete_rules
 
 

@@ -211,7 +211,7 @@ class _Proposal:
             self._total(name, dim, label, size)
         elif base == "cross_attention_mask" and dim > 1:
             self._set(name, dim, "images" if dim == 2 else "tiles", "free", sure=False)
-        elif self.buffered and base == "attention_mask" and leaf.dim() == 2:
+        elif self.buffered and self.decoder is None and name == "attention_mask" and leaf.dim() == 2:
             self._set(name, dim, "total_sequence", "tokens", sure=False)
         elif counted and not self.stepwise:
             self._set(name, dim, label, "tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,30 @@ def decompose_for_generation(
     return {name: (part.module, part.kwargs) for name, part in found.parts.items()}
 
 
+def component_inputs(
+    model: Any,
+    samples: Iterable[Mapping[str, Any]],
+    generation_config: Any = None,
+    multi_token_decode: bool = False,
+) -> dict[str, list[dict[str, Any]]]:
+    """What each component is called with on several samples: what a quantizer calibrates with.
+
+    Args:
+        model: See `decompose_for_generation`.
+        samples: Kwargs of `generate`, one dict per sample.
+        generation_config: See `decompose_for_generation`.
+        multi_token_decode: See `decompose_for_generation`.
+
+    Returns:
+        Component -> forward kwargs, one dict per sample in which the component runs.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        for name, part in decompose(model, sample, generation_config, multi_token_decode).parts.items():
+            found.setdefault(name, []).append(part.kwargs)
+    return found
+
+
 def decompose(
     model: Any, inputs: Mapping[str, Any], generation_config: Any, multi_token_decode: bool
 ) -> Decomposition:
@@ -108,20 +132,10 @@ def decompose(
 @contextmanager
 def sampled(model: torch.nn.Module) -> Iterator[None]:
     """Have the model make every mask, and keep all tokens in its caches, for the body of a `with`."""
-
-    def wrap(module: Any) -> None:
-        prepare = module._prepare_cache_for_generation
-
-        def keeping(generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            result = prepare(generation_config, model_kwargs, *args, **kwargs)
-            states.keep_all_tokens(model_kwargs.get("cache"))
-            return result
-
-        vars(module)["_prepare_cache_for_generation"] = keeping  # `untouched` takes it away again
-
     for module in model.modules():
-        if hasattr(module, "_prepare_cache_for_generation"):
-            wrap(module)
+        if prepare := getattr(module, "_prepare_cache_for_generation", None):
+            # `untouched` takes it away again
+            vars(module)["_prepare_cache_for_generation"] = states.with_all_tokens(prepare)
     with masks_made(model):
         yield
 

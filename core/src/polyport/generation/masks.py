@@ -30,27 +30,29 @@ def _register() -> None:
     AttentionInterface.register(NAME, sdpa_attention_forward)
 
 
-def always_make_masks(model: torch.nn.Module) -> None:
-    """Have the model's own code make every mask from now on, in place of `sdpa`."""
+def always_make_masks(model: torch.nn.Module) -> list[Any]:
+    """Have the model's own code make every mask from now on, in place of `sdpa`.
+
+    Returns:
+        The configs that say so now.
+    """
     _register()
+    changed = []
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "_attn_implementation", None) == "sdpa":
             config._attn_implementation_internal = (
                 NAME  # the public setter would ask the model whether it knows it
             )
+            changed.append(config)
+    return changed
 
 
 @contextmanager
 def masks_made(model: torch.nn.Module) -> Iterator[None]:
     """`always_make_masks` for the body of a `with`."""
-    changed = [
-        config
-        for module in model.modules()
-        if getattr(config := getattr(module, "config", None), "_attn_implementation", None) == "sdpa"
-    ]
+    changed = always_make_masks(model)
     try:
-        always_make_masks(model)
         yield
     finally:
         for config in changed:

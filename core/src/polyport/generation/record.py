@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import cattrs
-import torch
 
 from polyport.errors import ArtifactError
-from polyport.generation.stages import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from polyport.generation.stages import Plan
 
 
 @attrs.frozen(kw_only=True)

@@ -170,7 +170,9 @@ class Host:
         if isinstance(cache, Cache):
             _check_room(cache, past, count)
         if past == 0:
-            return self._start(kwargs, count)
+            outputs = self._start(kwargs, count)
+            # `generate` would hand over a cache that nobody asked for, with the whole text again
+            return _without_state(outputs) if kwargs.get("use_cache") is False else outputs
         if self.many or count == 1:
             return _run(self.decode, kwargs, count)
         return self._token_by_token(kwargs, count, state)
@@ -191,13 +193,18 @@ class Host:
             for layer in getattr(part, "layers", ())
         )
         name = "cache" if "cache" in kwargs else "state"
-        logits = []
+        logits: list[torch.Tensor] = []
+        outputs: Any = None
         for index in range(count):
             outputs = self.decode(one_token({**kwargs, name: state}, index, count, name, growing))
             state = outputs.get(name, state)
             logits.append(outputs.logits)
         outputs.logits = torch.cat(logits, dim=1)
         return outputs
+
+
+def _without_state(outputs: Any) -> Any:
+    return type(outputs)(**{key: value for key, value in outputs.items() if key not in ("cache", "state")})
 
 
 def _run(component: Component, kwargs: Mapping[str, Any], count: int) -> Any:

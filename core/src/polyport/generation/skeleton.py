@@ -60,14 +60,8 @@ class _Exported:
             kwargs["attention_mask"] = torch.ones_like(input_ids)
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        prepare = super()._prepare_cache_for_generation  # type: ignore[misc]
-        result = prepare(generation_config, model_kwargs, *args, **kwargs)
-        if model_kwargs.get("cache") is not None:
-            states.keep_all_tokens(model_kwargs["cache"])
-        return result
+    def _prepare_cache_for_generation(self, *args: Any) -> Any:
+        return states.with_all_tokens(super()._prepare_cache_for_generation)(*args)  # type: ignore[misc]
 
 
 def build(
@@ -241,5 +235,7 @@ def make_model(exported: Any) -> Any:
         return fit(model, record, components, exported.leftovers)
     architecture = first.caller.metadata.architecture
     model = build(exported.config, architecture, first.device, exported.dtype, exported.generation_config)
-    model.forward = as_forward(lambda **kwargs: first(kwargs), model.forward)
+    model.forward = as_forward(
+        lambda **kwargs: first.caller({k: v for k, v in kwargs.items() if k != "return_dict"}), model.forward
+    )
     return model

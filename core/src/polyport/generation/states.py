@@ -38,18 +38,45 @@ def parts(cache: Any) -> Iterator[Cache]:
         yield cache
 
 
-def keep_all_tokens(cache: Any) -> None:
+def keep_all_tokens(cache: Any, length: int = 0) -> None:
     """Turn the layers of a cache that keep a window into ones that keep everything, in place.
 
     What a filled layer has forgotten comes back as zeros: no mask lets anything see it.
+
+    Args:
+        cache: The cache; None and states of other kinds are left alone.
+        length: Tokens that a static cache must have room for. Where all of its layers keep windows, nothing in it says.
+
+    Raises:
+        InputError: A static cache is filled, or its length is not known.
     """
     for part in parts(cache):
         layers = getattr(part, "layers", None)
         if isinstance(layers, list):
-            layers[:] = [_full(layer) for layer in layers]
+            room = max([length, *(room for layer in layers if (room := _room(layer)) is not None)])
+            layers[:] = [_full(layer, room) for layer in layers]
 
 
-def _full(layer: Any) -> Any:
+def _room(layer: Any) -> int | None:
+    length = getattr(layer, "max_cache_len", None)
+    return length if isinstance(length, int) else None
+
+
+def with_all_tokens(prepare: Any) -> Any:
+    """`_prepare_cache_for_generation` of a model, with caches that keep all tokens."""
+
+    def keeping(
+        generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch: int, max_length: int
+    ) -> Any:
+        result = prepare(generation_config, model_kwargs, mode, batch, max_length)
+        length = max(max_length, getattr(generation_config, "max_cache_len", None) or 0)
+        keep_all_tokens(model_kwargs.get("cache"), length)
+        return result
+
+    return keeping
+
+
+def _full(layer: Any, room: int) -> Any:
     name = _FULL.get(type(layer).__name__)
     cls = getattr(cache_utils, name, None) if name else None
     if cls is None:
@@ -61,10 +88,13 @@ def _full(layer: Any) -> Any:
     if isinstance(seen, torch.Tensor):
         full.cumulative_length = seen  # a static layer counts its tokens, too
         full.__dict__.pop("cumulative_length_int", None)
-        if layer.is_initialized:
+        if layer.is_initialized or room <= layer.max_cache_len:
             raise InputError(
-                "A static cache that already holds tokens of a sliding window can't be continued here."
+                "A static cache whose layers keep a sliding window can't be used here: an export keeps all tokens. Pass "
+                'cache_implementation="static" in place of a cache.',
+                stage="run",
             )
+        full.max_cache_len = room
     elif layer.is_initialized and (missing := seen - layer.keys.shape[-2]) > 0:
         for key in ("keys", "values"):
             tensor = getattr(layer, key)

@@ -26,10 +26,10 @@ def token_axis(name: str, value: Any) -> int | None:
         return value.dim() - 1
     if base.endswith("inputs_embeds"):
         return 1
-    if base.endswith("attention_mask") and value.dim() == 4:
-        return 2
     if base == "cross_attention_mask":
         return 1
+    if base.endswith("attention_mask") and value.dim() == 4:
+        return 2
     return None
 
 
