@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,9 +197,22 @@ def _session(path: Path, options: ort.SessionOptions, providers: Sequence[Any]) 
     """
     slower = _SLOWER_ON_CPU if list(providers) == ["CPUExecutionProvider"] else []
     try:
-        return ort.InferenceSession(str(path), options, providers=list(providers), disabled_optimizers=slower)
+        session = ort.InferenceSession(
+            str(path), options, providers=list(providers), disabled_optimizers=slower
+        )
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ExportError(
             f"ONNX Runtime {ort.__version__} can't load the graph: {reason}", stage="run", backend="onnx"
         ) from error
+    _give_back_freed_memory()
+    return session
+
+
+def _give_back_freed_memory() -> None:
+    """Hand what a session freed while it opened (weights before they were packed) back to the system.
+
+    glibc keeps it otherwise: a quarter of the weights, for a model of 135 million parameters.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
