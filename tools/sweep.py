@@ -2,18 +2,21 @@
 
     python tools/sweep.py --formats dynamo onnx
     python tools/sweep.py --formats onnx --cases bert whisper --fresh
+    python tools/sweep.py --formats dynamo --generate
 
 Each case is a process of its own with a limit of CPU time. It builds the model, exports it with `dynamic=True` from the
 sample inputs alone (all formats in one call, so that they share the trace), saves, loads, and runs what was loaded at three
-shapes: the sample's, another one, and batch 1. Every output leaf is held against eager's.
+shapes: the sample's, another one, and batch 1. Every output leaf is held against eager's. With `--generate`, the cases that
+generate are exported for generation instead, and the tokens that come out are held against eager's.
 
-Results go to a file of JSON lines as they come, keyed by case, format and the versions that made them; what is there
+Results go to a file of JSON lines as they come, keyed by case, task, format and the versions that made them; what is there
 already is not run again. From these the tables in `docs/reference/` are written.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -25,7 +28,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 
 import sweep_case  # noqa: E402
+import sweep_generate  # noqa: E402
 import sweep_table  # noqa: E402
 
 from polyport.session import Session  # noqa: E402
@@ -49,34 +53,45 @@ _NOT_FOR_EXPORTS = ("polyport.cli", "polyport.testing", "polyport.__main__")
 
 Record = dict[str, Any]
 
+#: Case, its formats, and who hears the stages -> a record per format.
+Examine = Callable[[str, list[str], sweep_case.Announce], Iterator[Record]]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     options = _parser().parse_args(arguments)
     zoo = importlib.import_module(options.zoo)
-    cases = options.cases or zoo.names()
+    task = "generate" if options.generate else "forward"
+    cases = options.cases or (zoo.generative() if options.generate else zoo.names())
     if unknown := sorted(set(cases) - set(zoo.names())):
         raise SystemExit(f"No such case: {', '.join(unknown)}. The zoo has: {', '.join(zoo.names())}")
     versions = {name: _preload(name) for name in options.formats}
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    kept = [] if options.fresh else read_results(options.results)
+
+    def asked_for(record: Record) -> bool:
+        return record["case"] in cases and record.get("task", "forward") == task
+
+    kept = read_results(options.results)
     if options.fresh:
-        kept = [record for record in read_results(options.results) if record["case"] not in cases]
+        kept = [record for record in kept if not asked_for(record)]
     if options.failed:
-        kept = [record for record in kept if record["ok"] or record["case"] not in cases]
+        kept = [record for record in kept if record["ok"] or not asked_for(record)]
     _rewrite(options.results, kept)
-    done = {(r["case"], r["format"]) for r in kept if r["versions"] == versions.get(r["format"])}
+    done = {
+        (r["case"], r["format"]) for r in kept if asked_for(r) and r["versions"] == versions.get(r["format"])
+    }
     todo = [(case, [f for f in options.formats if (case, f) not in done]) for case in cases]
     todo = [(case, formats) for case, formats in todo if formats]
     print(f"{len(cases)} cases, {len(todo)} to run", flush=True)
 
     def keep(record: Record) -> None:
-        record = {**record, "versions": versions[record["format"]]}
+        record = {**record, "task": task, "versions": versions[record["format"]]}
         with options.results.open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(sweep_table.one_line(record), flush=True)
 
-    run_all(zoo, todo, options.time_limit, options.jobs, keep)
+    examine = sweep_generate.examine if options.generate else sweep_case.examine
+    run_all(functools.partial(examine, zoo), todo, options.time_limit, options.jobs, keep)
     if options.out:
         current = [r for r in read_results(options.results) if r["versions"] == versions.get(r["format"])]
         modalities = {name: zoo.CASES[name].modality for name in zoo.names()}
@@ -95,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--time-limit", type=int, default=60, help="CPU seconds per case, all formats together (60)")
     add("--out", type=Path, default=ROOT / "docs/reference/zoo", help="tables to write: OUT.json and OUT.md")
     add("--results", type=Path, default=ROOT / "build/sweep/results.jsonl", help="where results are kept")
+    add("--generate", action="store_true", help="generate with the models that do, in place of forward")
     add("--fresh", action="store_true", help="run the cases again, whatever is kept of them")
     add("--failed", action="store_true", help="run those of the cases again that failed")
     add("--zoo", default="zoo", help="module with the models (zoo)")
@@ -137,7 +153,8 @@ def read_results(path: Path) -> list[Record]:
             record = json.loads(line)
         except ValueError:
             continue
-        newest[json.dumps([record["case"], record["format"], record["versions"]], sort_keys=True)] = record
+        key = [record["case"], record.get("task", "forward"), record["format"], record["versions"]]
+        newest[json.dumps(key, sort_keys=True)] = record
     return list(newest.values())
 
 
@@ -151,7 +168,7 @@ def _rewrite(path: Path, records: Sequence[Record]) -> None:
 
 
 def run_all(
-    zoo: Any,
+    examine: Examine,
     todo: Sequence[tuple[str, list[str]]],
     time_limit: int,
     jobs: int,
@@ -165,7 +182,7 @@ def run_all(
         while waiting and len(running) < jobs:
             case, formats = waiting.pop(0)
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(zoo, case, formats, time_limit, sender))
+            process = context.Process(target=_child, args=(examine, case, formats, time_limit, sender))
             process.start()
             sender.close()
             running[receiver] = _Running(case, formats, process, time.monotonic() + WALL_FACTOR * time_limit)
@@ -209,14 +226,14 @@ class _Running:
         return [name for name in self.missing if name not in stopped]
 
 
-def _child(zoo: Any, case: str, formats: list[str], time_limit: int, sender: Connection) -> None:
+def _child(examine: Examine, case: str, formats: list[str], time_limit: int, sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (time_limit, time_limit + 5))
     warnings.simplefilter("ignore")
 
     def announce(stage: str, name: str | None) -> None:
         sender.send({"stage_now": (stage, name)})
 
-    for record in sweep_case.examine(zoo, case, formats, announce):
+    for record in examine(case, formats, announce):
         sender.send(record)
     sender.close()
 

@@ -75,19 +75,25 @@ def examine(zoo: Any, case: str, formats: Sequence[str], announce: Announce) -> 
         with clock.timed("eager"), torch.no_grad():
             wanted = {shape: model(**values) for shape, values in inputs.items() if values is not None}
     except Exception as error:
-        yield from (_failure(case, name, clock.stage, error, clock.seconds) for name in formats)
+        yield from (failure(case, name, clock.stage, error, clock.seconds) for name in formats)
         return
-    for name, exported, seconds in _exports(model, sample, formats, clock):
+
+    def export(names: Sequence[str]) -> Any:
+        import polyport
+
+        configs = [{"export_format": name, "dynamic": True} for name in names]
+        return polyport.export(model, sample, configs, plugins=[clock])
+
+    for name, exported, seconds in exports(export, formats, clock):
         if isinstance(exported, Exception):
-            yield _failure(case, name, clock.stage, exported, seconds)
+            yield failure(case, name, clock.stage, exported, seconds)
             continue
         record = {"case": case, "format": name, "patches": list(exported["model"].metadata.patches)}
         run = Clock(announce, name)
         try:
             shapes = _checked(exported, inputs, wanted, run)
         except Exception as error:
-            failure = _failure(case, name, run.stage, error, seconds | run.seconds)
-            yield {**record, **failure}
+            yield {**record, **failure(case, name, run.stage, error, seconds | run.seconds)}
             continue
         wrong = next((shape for shape, result in shapes.items() if not result["ok"]), None)
         cause = {} if wrong is None else {"stage": f"run, {wrong}", "error": shapes[wrong]["error"]}
@@ -95,15 +101,16 @@ def examine(zoo: Any, case: str, formats: Sequence[str], announce: Announce) -> 
         yield {**record, "ok": wrong is None, **cause, "shapes": shapes, "cpu_s": cpu}
 
 
-def _exports(
-    model: Any, sample: Mapping[str, Any], formats: Sequence[str], clock: Clock
+def exports(
+    export: Callable[[Sequence[str]], Any], formats: Sequence[str], clock: Clock
 ) -> Iterator[tuple[str, Any, dict[str, float]]]:
-    """Format, its export or the error, and its CPU seconds. One trace for all of them, unless one of them fails."""
-    import polyport
+    """Format, its export or the error, and its CPU seconds. One trace for all of them, unless one of them fails.
 
-    def export(names: Sequence[str]) -> Any:
-        configs = [{"export_format": name, "dynamic": True} for name in names]
-        return polyport.export(model, sample, configs, plugins=[clock])
+    Args:
+        export: Formats -> exports by format; the clock listens to it.
+        formats: The formats.
+        clock: Where the seconds are counted.
+    """
 
     def seconds(name: str) -> dict[str, float]:
         mine = {"capture": "capture", "trace": "trace", f"lower {name}": "lower"}
@@ -114,7 +121,11 @@ def _exports(
             yield name, exported, seconds(name)
         return
     except Exception as error:
-        if len(formats) == 1 or clock.stage in ("capture", "trace"):  # what they share has failed for all
+        if len(formats) == 1 or clock.stage in (
+            "decompose",
+            "capture",
+            "trace",
+        ):  # what they share has failed for all
             yield from ((name, error, seconds(name)) for name in formats)
             return
     for name in formats:
@@ -143,7 +154,7 @@ def _checked(
                 try:
                     got = loaded(**inputs[shape])
                 except Exception as error:
-                    results[shape] = {"ok": False, "error": sweep_table.brief(error), "detail": _tail(error)}
+                    results[shape] = {"ok": False, "error": sweep_table.brief(error), "detail": tail(error)}
                     continue
             results[shape] = compare(expected, got)
     return results
@@ -187,10 +198,12 @@ def compare(expected: Any, got: Any) -> Record:
     return result | ({"error": problems[0]} if problems else {})
 
 
-def _failure(case: str, name: str, stage: str, error: Exception, seconds: Mapping[str, float]) -> Record:
-    failure = {"case": case, "format": name, "ok": False, "stage": stage, "error": sweep_table.brief(error)}
-    return {**failure, "detail": _tail(error), "cpu_s": dict(seconds)}
+def failure(case: str, name: str, stage: str, error: Exception, seconds: Mapping[str, float]) -> Record:
+    """The record of a case that ended with an error."""
+    result = {"case": case, "format": name, "ok": False, "stage": stage, "error": sweep_table.brief(error)}
+    return {**result, "detail": tail(error), "cpu_s": dict(seconds)}
 
 
-def _tail(error: BaseException, lines: int = 25) -> str:
+def tail(error: BaseException, lines: int = 25) -> str:
+    """The end of an error's traceback."""
     return "\n".join("".join(traceback.format_exception(error)).splitlines()[-lines:])

@@ -279,9 +279,63 @@ def test_defaults_of_what_is_missing_too() -> None:
         caller({"attention_mask": None})
 
 
-@pytest.mark.parametrize("rule", ["eval:input_ids", "ones_like", "ones_like:", ""])
+PAST = _info("cache.keys", "float32", "batch", 2, "past", 4)
+STEP_MASK = _info("attention_mask", "int64", "batch", "past+sequence")
+STEP_RULE = "ones:batch,past+sequence"
+
+
+def test_ones_by_the_sizes_of_the_other_inputs() -> None:
+    """The mask comes before the inputs that say how long it is."""
+    caller, runner = _caller(IDS, STEP_MASK, PAST, defaults={"attention_mask": STEP_RULE})
+    for batch, past, new in [(1, 3, 1), (2, 0, 4), (3, 5, 2)]:
+        leaves = {"input_ids": torch.zeros(batch, new, dtype=torch.int64)}
+        _, sizes = caller.run({**leaves, "cache.keys": torch.zeros(batch, 2, past, 4)})
+        assert runner.got[1].tolist() == [[1] * (past + new)] * batch
+        assert runner.got[1].dtype == torch.int64
+        assert sizes["past+sequence"] == past + new
+    # what is given is what counts, and must fit
+    leaves = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "cache.keys": torch.zeros(1, 2, 3, 4)}
+    caller.run({**leaves, "attention_mask": torch.tensor([[0, 1, 1, 1]])})
+    assert runner.got[1].tolist() == [[0, 1, 1, 1]]
+    with pytest.raises(InputError, match=r"'past\+sequence' has size 3, but its parts add up to 4"):
+        caller.run({**leaves, "attention_mask": torch.ones(1, 3, dtype=torch.int64)})
+
+
+def test_ones_of_a_fixed_size() -> None:
+    """A static cache: the mask is as long as its buffers."""
+    mask = _info("attention_mask", "int64", "batch", 16)
+    caller, runner = _caller(IDS, mask, defaults={"attention_mask": "ones:batch,16"})
+    caller({"input_ids": [[1], [2]]})
+    assert runner.got[1].shape == (2, 16)
+
+
+def test_counting_by_the_sizes_of_the_other_inputs() -> None:
+    places = _info("logits_to_keep", "int64", "kept")
+    caller, runner = _caller(IDS, places, defaults={"logits_to_keep": "arange:sequence"})
+    caller({"input_ids": [[5, 6, 7]]})
+    assert runner.got[1].tolist() == [0, 1, 2]
+    assert runner.got[1].dtype == torch.int64
+    caller({"input_ids": [[5, 6, 7]], "logits_to_keep": [2]})
+    assert runner.got[1].tolist() == [2]
+    caller({"input_ids": [[5]]})
+    assert runner.got[1].tolist() == [0]
+
+
+def test_sizes_that_nothing_says() -> None:
+    caller, _ = _caller(IDS, STEP_MASK, defaults={"attention_mask": STEP_RULE})
+    with pytest.raises(InputError, match="Nothing among the inputs says how long the axis 'past' is"):
+        caller({"input_ids": [[1, 2]]})
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "eval:input_ids", "ones_like", "ones_like:", "", "ones:", "arange", "arange:",
+        "ones:batch,__import__('os')", "ones:batch,past.real", "arange:(lambda: 1)()",
+    ],
+)  # fmt: skip
 def test_unknown_default(rule: str) -> None:
-    with pytest.raises(ArtifactError, match="rule"):
+    with pytest.raises(ArtifactError, match=r"by the rule|which is no size"):
         _caller(IDS, MASK, defaults={"attention_mask": rule})
 
 

@@ -113,7 +113,7 @@ def test_cache_mask_and_positions_move_together(llama):
     past, sequence = call.kwargs["cache"].get_seq_length(), call.kwargs["input_ids"].shape[1]
     assert call.kwargs["attention_mask"].shape[1] == past + sequence
     assert call.kwargs["position_ids"][0].tolist() == list(range(past, past + sequence))
-    assert call.defaults == {}
+    assert call.defaults == {"attention_mask": "ones:batch,past+sequence"}
     assert cache.get_seq_length() == 7
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
 

@@ -28,7 +28,7 @@ from polyport.cli.progress import Stages
 from polyport.cli.settings import build_configs
 from polyport.errors import BackendNotInstalled, ConfigError, VerificationError
 
-COMMANDS = ("export", "run", "verify", "inspect", "backends")
+COMMANDS = ("export", "run", "generate", "verify", "inspect", "backends")
 MakeExport = Callable[..., ExportedModel]
 RUN = CliRunner()
 

@@ -23,10 +23,11 @@ from polyport.samples import (
     load_model,
     load_processors,
     media,
+    prompt_inputs,
     read_inputs,
     sample_inputs,
 )
-from polyport.samples.tasks import auto_class, task_of, tasks
+from polyport.samples.tasks import auto_class, generating_tasks, task_of, tasks
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT_SIZES = {**SIZES, "vocab_size": 60}
@@ -107,6 +108,20 @@ def test_an_unknown_task_lists_the_valid_ones() -> None:
 def test_a_task_the_model_has_no_head_for_lists_the_ones_it_has() -> None:
     with pytest.raises(ExportError, match=r"'bert' have no head for the task 'object-detection'.*fill-mask"):
         auto_class("object-detection", transformers.BertConfig())
+
+
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        (transformers.LlamaConfig(), "text-generation"),
+        (transformers.BartConfig(), "text2text-generation"),
+        (transformers.WhisperConfig(), "automatic-speech-recognition"),
+        (transformers.LlavaConfig(), "image-text-to-text"),
+        (transformers.ViTConfig(), None),
+    ],
+)
+def test_what_models_generate_for(config: Any, first: str | None) -> None:
+    assert next(iter(generating_tasks(config)), None) == first
 
 
 # ── loading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,6 +222,37 @@ def test_weights_of_another_model_are_refused(bert: Path) -> None:
     save_file({"nothing": torch.zeros(1)}, bert / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ExportError, match="None of the weights"):
         load_model(bert)
+
+
+LLAMA = {**TEXT_SIZES, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_without_a_head_generates_where_its_weights_are_all_there(
+    tmp_path: Path, tied: bool
+) -> None:
+    tiny("LlamaModel", **LLAMA, tie_word_embeddings=tied).save_pretrained(tmp_path)
+    if tied:
+        model, task = load_model(tmp_path, generates=True)
+        assert (type(model).__name__, task) == ("LlamaForCausalLM", "text-generation")
+    else:
+        with pytest.raises(ExportError, match=r"LlamaForCausalLM: its checkpoint has no weights for lm_head"):
+            load_model(tmp_path, generates=True)
+
+
+def test_another_head_is_not_taken_for_one_that_generates(bert: Path) -> None:
+    with pytest.raises(ExportError, match=r"BertForSequenceClassification.*can't generate.*text-generation"):
+        load_model(bert, generates=True)
+    with pytest.raises(ExportError, match=r"BertModel, the class .* can't generate"):
+        load_model(bert, "feature-extraction", generates=True)
+
+
+def test_a_gguf_file_that_is_missing_or_none(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"nothing")
+    with pytest.raises(ExportError, match=r"holds no b\.gguf\. Its GGUF files: a\.gguf"):
+        load_model(tmp_path, gguf_file="b.gguf")
+    with pytest.raises(ExportError, match=r"no GGUF file that can be read|package that is not installed"):
+        load_model(tmp_path, gguf_file="a.gguf")
 
 
 # ── sample inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -353,6 +399,64 @@ def test_generation_says_what_a_decoder_begins_with() -> None:
     config = transformers.T5Config(**T5)
     assert decoder_start(config) == 0
     assert decoder_start(config, transformers.GenerationConfig(decoder_start_token_id=7)) == 7
+
+
+# ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CHAT = (
+    "{% for m in messages %}{{ m.role }} {% for c in m.content %}{% if c.type == 'image' %}<image> {% else %}{{ c.text }} "
+    "{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def seeing(template: str | None = CHAT) -> Processors:
+    """The processor of a model that reads text with pictures: two patches a picture."""
+    pytest.importorskip("PIL")
+    images = transformers.CLIPImageProcessor(
+        size={"height": 8, "width": 16}, crop_size={"height": 8, "width": 16}
+    )
+    words = tokenizer("<image>", "user", "system")
+    whole = transformers.LlavaProcessor(
+        image_processor=images,
+        tokenizer=words,
+        patch_size=8,
+        vision_feature_select_strategy="full",
+        chat_template=template,
+    )
+    return Processors(whole=whole, tokenizer=whole.tokenizer, image_processor=whole.image_processor)
+
+
+@pytest.mark.parametrize(("template", "raw", "user"), [(CHAT, False, 1), (CHAT, True, 0), (None, False, 0)])
+def test_a_prompt_has_a_place_for_its_picture(template: str | None, raw: bool, user: int) -> None:
+    processors = seeing(template)
+    inputs = prompt_inputs(processors, ["hello"], images=[media.as_image(media.picture(40, 50))], raw=raw)
+    words = processors.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    assert (words.count("<image>"), words.count("user"), words.count("hello")) == (2, user, 1)
+    assert inputs["pixel_values"].shape == (1, 3, 8, 16)
+
+
+def test_pictures_are_shared_out_among_prompts_of_any_length() -> None:
+    pictures = [media.as_image(media.picture(40, 50))] * 2
+    inputs = prompt_inputs(seeing(), ["hello", "hello , world !"], images=pictures)
+    assert inputs["pixel_values"].shape[0] == 2
+    assert inputs["attention_mask"].tolist()[0] == [0, 0, 0, 1, 1, 1, 1]
+    with pytest.raises(InputError, match="same number of image files: 2 can't be shared out among 3"):
+        prompt_inputs(seeing(), ["a", "b", "c"], images=pictures)
+
+
+def test_a_prompt_without_a_tokenizer_is_refused() -> None:
+    with pytest.raises(InputError, match="no tokenizer beside the export"):
+        prompt_inputs(Processors(), ["hello"])
+
+
+def test_all_of_a_long_sound_is_heard() -> None:
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    processors = Processors(tokenizer=tokenizer(), feature_extractor=extractor)
+    short = prompt_inputs(processors, [], audio=[media.chirp(16_000, 0.5)])
+    long = prompt_inputs(processors, [], audio=[media.chirp(16_000, 2.5)])
+    assert short["input_features"].shape == (1, 8, 100)
+    assert long["input_features"].shape == (1, 8, 250)
+    assert long["return_timestamps"] is True
 
 
 # ── media ───────────────────────────────────────────────────────────────────────────────────────────────────────────

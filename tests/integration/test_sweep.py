@@ -1,4 +1,4 @@
-"""The sweep tool, with a zoo of three cases: one that works, one that can't be built, one that never ends."""
+"""The sweep tool, with a zoo of four cases: one that works, one that can't be built, one that never ends, one that talks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import sweep  # noqa: E402
 import sweep_case  # noqa: E402
+import sweep_generate  # noqa: E402
 import sweep_table  # noqa: E402
 
 VERSIONS = {"polyport": "0.1.0"}
@@ -28,11 +29,29 @@ from types import SimpleNamespace
 import torch
 import transformers
 
-CASES = {name: SimpleNamespace(modality="text") for name in ("good", "broken", "endless")}
+CASES = {name: SimpleNamespace(modality="text") for name in ("good", "broken", "endless", "talks")}
 
 
 def names():
     return list(CASES)
+
+
+def generative():
+    return ["talks"]
+
+
+def build(name):
+    if name == "broken":
+        raise ValueError("no such thing")
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, pad_token_id=0
+    )
+    return transformers.LlamaForCausalLM(config).eval(), None, {"input_ids": torch.tensor([[3, 4, 5]])}
+
+
+def padded_prompts(name):
+    ids = torch.tensor([[0, 0, 3, 4, 5], [6, 7, 3, 4, 5]])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
 def single(name):
@@ -98,6 +117,31 @@ def test_a_sweep_reports_every_case_and_resumes(run: Any, tmp_path: Path) -> Non
     assert "2 cases, 1 to run" in run("--cases", "good", "broken", "--failed")
     assert "1 cases, 1 to run" in run("--cases", "broken", "--fresh")
     assert len(sweep.read_results(tmp_path / "results.jsonl")) == 2
+
+
+def test_a_sweep_of_what_generates(run: Any, tmp_path: Path) -> None:
+    assert "2 cases, 2 to run" in run("--generate", "--cases", "talks", "broken")
+    results = {(r["case"], r["task"]): r for r in sweep.read_results(tmp_path / "results.jsonl")}
+    assert results.keys() == {("talks", "generate"), ("broken", "generate")}
+    talks = results["talks", "generate"]
+    assert talks["ok"], talks
+    assert list(talks["shapes"]) == [
+        "greedy, batch 1", "3 beams, batch 1", "greedy, padded batch", "3 beams, padded batch",
+    ]  # fmt: skip
+    assert talks["components"] == ["prefill", "decode"]
+    assert set(talks["cpu_s"]) == {"capture", "trace", "lower", "save", "load", "run"}
+    assert results["broken", "generate"]["stage"] == "build"
+    page = (tmp_path / "page.md").read_text()
+    assert "| **all** |  |  | 1 of 2 |" in page
+    assert "- `broken`, dynamo: not looked into yet" in page
+
+
+def test_tokens_must_be_the_same() -> None:
+    expected = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert sweep_generate.compare(expected, expected.clone()) == {"ok": True}
+    other = torch.tensor([[1, 2, 3], [4, 0, 6]])
+    assert sweep_generate.compare(expected, other)["error"] == "another token at 1 of 3"
+    assert sweep_generate.compare(expected, other[:1])["error"] == "[1, 3] tokens instead of [2, 3]"
 
 
 def test_a_case_over_its_time_limit_ends_and_the_next_one_runs(run: Any, tmp_path: Path) -> None:
@@ -167,3 +211,28 @@ def test_the_tables_count_and_escape(tmp_path: Path) -> None:
     assert "| a | text | ok | 6.5 | ok |" in lines
     assert "| b | vision | **failed**, lower: no \\| op |  | run other shape |" in lines
     assert "detail" not in (tmp_path / "page.json").read_text()
+
+
+def test_what_generates_has_columns_of_its_own(tmp_path: Path) -> None:
+    common = {"versions": VERSIONS, "cpu_s": {"trace": 2.0}, "shapes": {}, "format": "onnx"}
+    results = [
+        {"case": "a", "task": "forward", "ok": True, **common},
+        {"case": "a", "task": "generate", "ok": True, **common},
+        {"case": "b", "task": "generate", "ok": False, "stage": "trace", "error": "no", **common},
+        {"case": "c", "ok": True, **common},
+    ]
+    known = tmp_path / "known.toml"
+    known.write_text(
+        '[[failure]]\ncase = "b"\nformat = "onnx"\ntask = "generate"\nreason = "it is shy"\n'
+        '[[failure]]\ncase = "b"\nformat = "onnx"\nreason = "another one"\n'
+    )
+    modalities = {"a": "text", "b": "text", "c": "vision"}
+    sweep_table.write(tmp_path / "page", results, modalities, tmp_path / "none.csv", known)
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert "| text | 1 of 1 |  | 1 of 2 |" in lines
+    assert "| vision | 1 of 1 |  |  |" in lines
+    assert "| a | text | ok | 2.0 |  | ok | 2.0 |" in lines
+    assert "| b | text |  |  |  | **failed**, trace: no |  |" in lines
+    assert "| c | vision | ok | 2.0 |  |  |  |" in lines
+    assert "- `b`, onnx: it is shy" in lines
+    assert "another one" not in "\n".join(lines)

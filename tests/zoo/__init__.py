@@ -1,6 +1,7 @@
 """A zoo of 125 tiny models with random weights: real architectures with real heads, milliseconds each on one core.
 
 * `names()`: the cases; `CASES[name]` has their task and modality.
+* `generative()`: those that generate; `padded_prompts(name)` has two prompts of different lengths for them.
 * `build(name)`: `(model, forward inputs, generate inputs or None)`.
 * `alt_inputs(name)`: forward inputs of another batch and length or image size; `single(name)`: of batch 1.
 * `build_all(name)`: everything from one build.
@@ -27,6 +28,7 @@ __all__ = [
     "build",
     "build_all",
     "built",
+    "generative",
     "names",
     "padded_prompts",
     "single",
@@ -52,6 +54,11 @@ for _module in (
 def names() -> list[str]:
     """Names of all cases."""
     return list(CASES)
+
+
+def generative() -> list[str]:
+    """Names of the cases that generate. Builds them all."""
+    return [name for name in CASES if built(name).generate is not None]
 
 
 def build(name: str) -> tuple[Any, Inputs, Inputs | None]:

@@ -190,9 +190,17 @@ def two_lengths(prompt: Inputs, *, left: bool, extra: int = 2) -> Inputs:
             short[:, -value.shape[1] // 8 :] = 0
             rows[name] = torch.cat([short, value])
         else:
-            changed = value.flip(-1) if value.is_floating_point() and name != "input_features" else value
-            rows[name] = torch.cat([value, changed])
+            rows[name] = torch.cat([value, _other_content(name, value)])
     return rows
+
+
+def _other_content(name: str, value: torch.Tensor) -> torch.Tensor:
+    """An image or sound for the second row, of the same size."""
+    if not value.is_floating_point() or name == "input_features":
+        return value
+    if name == "flattened_patches":  # each begins with its row and its column
+        return torch.cat([value[..., :2], value[..., 2:].flip(-1)], -1)
+    return value.flip(-1)
 
 
 def _two_lengths(name: str, value: torch.Tensor, extra: int, left: bool) -> torch.Tensor:

@@ -173,27 +173,24 @@ class ExportedModel(Mapping[str, ExportedComponent]):
         """Generate as the model does.
 
         Args:
-            inputs: The prompt, as `transformers`' `generate` takes it first.
-            kwargs: Everything that the model's own `generate` takes: prompts, `max_new_tokens`, `num_beams`, `do_sample`,
-                `streamer`, `assistant_model`, `cache`...
+            inputs: The prompt, as transformers' `generate` takes it first.
+            kwargs: Everything that the model's own `generate` takes; `assistant_model` may be an export as well.
 
-        Returns:
-            What the model's `generate` returns.
+        Returns: What the model's `generate` returns.
 
         Raises:
             InputError: The export was not made for generation, or an input doesn't fit.
         """
         if self.generation is None:
-            raise InputError(
-                f"This export has the one graph {', '.join(self.components)} and can't generate. Export the model with "
-                "export_for_generation()."
-            )
+            raise InputError("This export can't generate: it wasn't made with export_for_generation().")
+        if isinstance(assistant := kwargs.get("assistant_model"), ExportedModel):
+            kwargs["assistant_model"] = assistant.as_transformers()
         return self.as_transformers().generate(*(() if inputs is None else (inputs,)), **kwargs)
 
     def as_transformers(self) -> Any:
         """The export as an instance of the model's own class, for whatever takes a model for inference.
 
-        It holds no weights: its forward, and that of its parts, runs the export's components. Each thread has its own.
+        It holds no weights: it runs the export's components. Each thread has its own.
 
         Returns:
             A `PreTrainedModel`.

@@ -49,6 +49,9 @@ def replacing(directory: Path) -> Iterator[Path]:
     try:
         staging.chmod(directory.stat().st_mode & 0o7777 if directory.is_dir() else 0o777 & ~_umask())
         yield staging
+        for entry in staging.iterdir():
+            if entry.is_file():
+                entry.chmod(0o666 & ~_umask())  # safetensors writes files that only their owner can read
         if inside:
             _replace_files(staging, directory)
         else:

@@ -180,6 +180,10 @@ def load_components(
     Raises:
         ArtifactError: A file or the metadata is damaged or unsafe.
     """
+    if manifest.generation is not None:
+        import_architecture(
+            manifest.generation.architecture
+        )  # its parts have classes that transformers doesn't show
     components = {}
     checked: dict[FileRecord, Path] = {}  # files that components share are hashed once
     for name, record in manifest.components.items():
@@ -233,6 +237,7 @@ def import_architecture(name: str | None) -> None:
     if not name or not name.isidentifier() or not name[0].isupper():
         return
     import transformers
+    import transformers.modeling_outputs  # the outputs that many models share
 
     with contextlib.suppress(Exception):  # a model that needs a package that is not installed
         getattr(transformers, name, None)

@@ -25,22 +25,23 @@ def complete(model: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     kwargs, defaults = _with_mask_default(model, dict(kwargs))
     if isinstance(kwargs.get("logits_to_keep"), torch.Tensor):
         defaults["logits_to_keep"] = "arange"
-    if _types_may_be_left_out(model, kwargs):
-        defaults["token_type_ids"] = "zeros_like:input_ids"
+    for types in ("token_type_ids", "mm_token_type_ids"):
+        if _types_may_be_left_out(model, kwargs, types):
+            defaults[types] = "zeros_like:input_ids"
     return kwargs, defaults
 
 
-def _types_may_be_left_out(model: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the model takes everything for one segment when no segments are given."""
-    types, ids = kwargs.get("token_type_ids"), kwargs.get("input_ids")
+def _types_may_be_left_out(model: Any, kwargs: Mapping[str, Any], name: str) -> bool:
+    """Whether the model takes everything for one segment (or for text) when no segments are given."""
+    types, ids = kwargs.get(name), kwargs.get("input_ids")
     if not isinstance(types, torch.Tensor) or not isinstance(ids, torch.Tensor) or types.shape != ids.shape:
         return False
-    without = {name: value for name, value in kwargs.items() if name != "token_type_ids"}
+    without = {key: value for key, value in kwargs.items() if key != name}
     try:
         left_out = Probe(model, without).base()
     except InputError:
         return False  # the model needs them
-    return _same(left_out, Probe(model, {**kwargs, "token_type_ids": torch.zeros_like(types)}).base())
+    return _same(left_out, Probe(model, {**kwargs, name: torch.zeros_like(types)}).base())
 
 
 def _with_mask_default(model: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -77,16 +78,20 @@ def sized(
     def sizes(name: str, shape: Sequence[int]) -> str:
         return ",".join(str(axes.get(name, {}).get(dim, size)) for dim, size in enumerate(shape))
 
-    complete_rules = dict(defaults)
-    if defaults.get("logits_to_keep") == "arange":
+    rules = {name: rule for name, rule in defaults.items() if rule not in ("arange", "ones")}
+    if (
+        "logits_to_keep" in defaults and "logits_to_keep" in axes
+    ):  # a fixed number of them is the caller's to choose
         ids = next(key for key in ("input_ids", "inputs_embeds") if key in kwargs)
-        complete_rules["logits_to_keep"] = f"arange:{sizes(ids, kwargs[ids].shape).split(',')[1]}"
+        rules["logits_to_keep"] = f"arange:{sizes(ids, kwargs[ids].shape).split(',')[1]}"
     if defaults.get("attention_mask") == "ones":
-        complete_rules["attention_mask"] = f"ones:{sizes('attention_mask', kwargs['attention_mask'].shape)}"
+        rules["attention_mask"] = f"ones:{sizes('attention_mask', kwargs['attention_mask'].shape)}"
     for name, leaf in tensor_leaves({"attention_mask": kwargs.get("attention_mask")}).items():
-        if "." in name and leaf.dim() == 2:  # masks by kind of layer: where a padding mask is left out, nothing is padded
-            complete_rules[name] = f"ones:{sizes(name, leaf.shape)}"
-    return complete_rules
+        if (
+            "." in name and leaf.dim() == 2
+        ):  # masks by kind of layer: where a padding mask is left out, nothing is padded
+            rules[name] = f"ones:{sizes(name, leaf.shape)}"
+    return rules
 
 
 def past_length(kwargs: Mapping[str, Any]) -> int | None:

@@ -18,7 +18,8 @@ def untouched(model: torch.nn.Module, *, evaluate: bool = True) -> Iterator[None
 
     A forward pass changes more than it seems to: rope frequencies grow with the longest input seen, masks are cached as
     attributes, and tracing leaves fake tensors wherever a module keeps something for later. So the attributes of every
-    module and config are put back, and the values of buffers.
+    module and config are put back, and the values of buffers. Only what a first call does to the weights themselves (RWKV
+    rescales them for inference) stays, as it does after any call, with the flag that says so.
 
     Args:
         model: The caller's model.
@@ -34,6 +35,7 @@ def untouched(model: torch.nn.Module, *, evaluate: bool = True) -> Iterator[None
     configs = list(_configs(modules))
     options = [dict(vars(config)) for config in configs]
     buffers = _copies(modules)
+    weights = [(p, p._version) for p in model.parameters() if not p.is_inference()]
     hooks = torch.is_grad_enabled()
     try:
         if evaluate:
@@ -47,7 +49,10 @@ def untouched(model: torch.nn.Module, *, evaluate: bool = True) -> Iterator[None
                     buffer.copy_(copy)
         for config, kept in zip(configs, options, strict=True):
             _restore(vars(config), kept)
+        rewritten = any(weight._version != version for weight, version in weights)
         for module, kept, owned in zip(modules, attributes, tables, strict=True):
+            if rewritten:
+                kept.update(_flags(module))
             _restore(vars(module), kept)
             for table, entries in owned:
                 _restore(table, entries)
@@ -59,6 +64,13 @@ def _restore(found: dict[str, Any], kept: dict[str, Any]) -> None:
         return
     found.clear()
     found.update(kept)
+
+
+def _flags(module: torch.nn.Module) -> dict[str, bool]:
+    """What a module says of itself by yes and no, beside its mode."""
+    return {
+        name: value for name, value in vars(module).items() if isinstance(value, bool) and name != "training"
+    }
 
 
 def _configs(modules: list[torch.nn.Module]) -> Iterator[Any]:

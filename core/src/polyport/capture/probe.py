@@ -71,7 +71,7 @@ class Probe:
         self.runs += 1
         given = {name: leaf.clone() for name, leaf in leaves.items()}  # static caches are written in place
         kwargs = rebuilt(self.kwargs, given)
-        with torch.no_grad(), warnings.catch_warnings(), _quiet(), true_lengths(kwargs):
+        with torch.no_grad(), warnings.catch_warnings(), quiet(), true_lengths(kwargs):
             warnings.simplefilter("ignore")
             outputs = self.model(**kwargs)
         return [leaf for leaf in structure.flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
@@ -124,18 +124,20 @@ class _Trial:
             name for name, group in groups.items() if group.sure and group.kind in ("tokens", "past", "free")
         }
         pixels = {name for name, group in groups.items() if group.kind == "pixels"}
+        if "cache_length" in groups:
+            self._try_alone("cache_length")  # first: more tokens need room in a static cache
         copies = self._copies()
         sizes = self._distinct(sure, {})
         images = next(self._images(pixels), {})
-        if self._works({**sizes, **images}, copies, images):
-            self.sizes, self.copies = {**sizes, **images}, copies
+        if self._works({**self.sizes, **sizes, **images}, copies, images):
+            self.sizes, self.copies = {**self.sizes, **sizes, **images}, copies
         else:
-            if lead and self._works({}, copies):
+            if lead and self._works(self.sizes, copies):
                 self.copies = copies
-            elif lead and self._works({}, 2):
+            elif lead and self._works(self.sizes, 2):
                 self.copies = 2
             if sizes and self._works({**self.sizes, **sizes}, self.copies):
-                self.sizes = sizes
+                self.sizes = {**self.sizes, **sizes}
             else:
                 for name in sorted(sure):
                     self._try_alone(name)
@@ -144,7 +146,7 @@ class _Trial:
                     self.sizes = {**self.sizes, **images}
                     break
         for name, group in groups.items():
-            if not group.sure and group.kind != "fixed":
+            if not group.sure and group.kind != "fixed" and name not in self.sizes:
                 self._try_alone(name)
 
     def found(self) -> Found:
@@ -178,7 +180,7 @@ class _Trial:
             # one more of something may be lost in a division, and then looks as if it were allowed
             logger.debug("axis %s can't vary: the model fails at twice its size", name)
             return
-        for size in self._candidates(group.size):
+        for size in self._candidates(2 * group.size + 64 if name == "cache_length" else group.size):
             if self._works({**self.sizes, name: size}, self.copies):
                 self.sizes = {**self.sizes, name: size}
                 return
@@ -253,7 +255,7 @@ def _unit(config: Any) -> int:
     return max(found, default=32)
 
 
-class _quiet:  # noqa: N801
+class quiet:  # noqa: N801
     """Keep the model's own log lines about odd inputs to itself."""
 
     def __enter__(self) -> None:

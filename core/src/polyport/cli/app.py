@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polyport.__about__ import __version__
-from polyport.cli import backends, export, inspect, run, verify
+from polyport.cli import backends, export, generate, inspect, run, verify
 from polyport.cli.frame import command
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _polyport(
 
 app.command("export")(command(export.export))
 app.command("run")(command(run.run))
+app.command("generate")(command(generate.generate))
 app.command("verify")(command(verify.verify))
 app.command("inspect")(command(inspect.inspect))
 app.command("backends")(command(backends.backends))

@@ -12,12 +12,15 @@ from rich.console import Console
 
 from polyport.cli import options, render
 from polyport.cli.frame import Outcome, stderr
+from polyport.cli.generation import Generation
 from polyport.cli.inputs import GivenInputs
 from polyport.cli.progress import Stages, hide_loading_bars, pipeline_progress
+from polyport.cli.proof import compare_answers
 from polyport.cli.settings import build_configs
 from polyport.errors import ExportError
 
 _WHAT = "What to export to"
+_GENERATING = "Generation"
 
 
 def export(
@@ -59,6 +62,32 @@ def export(
         bool,
         typer.Option("--strict", help="Trace with TorchDynamo's bytecode analysis.", rich_help_panel=_WHAT),
     ] = False,
+    generate: Annotated[
+        bool,
+        typer.Option(
+            "--generate",
+            help="Export the parts that generate needs, for polyport generate.",
+            rich_help_panel=_GENERATING,
+        ),
+    ] = False,
+    multi_token_decode: Annotated[
+        bool,
+        typer.Option(
+            "--multi-token-decode",
+            help="Let the decode step take any number of tokens: one graph then prefills, decodes and continues.",
+            rich_help_panel=_GENERATING,
+        ),
+    ] = False,
+    static_cache: Annotated[
+        int | None,
+        typer.Option(
+            "--static-cache",
+            metavar="N",
+            min=2,
+            help="Use a cache of a fixed size: N tokens, with the prompt.",
+            rich_help_panel=_GENERATING,
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -86,6 +115,7 @@ def export(
     given: options.Input = None,
     inputs: options.Inputs = None,
     task: options.Task = None,
+    gguf_file: options.GgufFile = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
     quiet: options.Quiet = False,
@@ -94,18 +124,21 @@ def export(
 ) -> Outcome:
     """Export a model, save it with its tokenizer or processor, and prove that it computes the same."""
     started = time.process_time()
+    generation = Generation.from_options(generate, multi_token_decode, static_cache, dynamic)
     configs = build_configs(to or [], dynamic=dynamic, strict=strict, opset=opset, settings=settings or [])
     targets = _targets([config.export_format for config in configs], output.expanduser(), force)
     wanted = GivenInputs(
         text=text or (), image=image or (), audio=audio or (), specs=given or (), file=inputs
     )
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source: dict[str, Any] = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "gguf_file": gguf_file,
+    }
     stages = Stages(stderr(), quiet=quiet)
 
-    loaded, task, sample, processor = _prepare(stages, model, task, dtype, wanted, source)
-    import polyport
-
-    exported = polyport.export(loaded, sample, configs, plugins=[pipeline_progress(stages)])
+    loaded, task, sample, processor = _prepare(stages, model, task, dtype, wanted, generate, source)
+    exported = _exported(stages, loaded, sample, configs, generation)
     results = []
     for name, one in exported.items():
         with stages.stage(f"Saving {name}"):
@@ -132,12 +165,15 @@ def _prepare(
     task: str | None,
     dtype: str | None,
     wanted: GivenInputs,
+    generates: bool,
     source: Mapping[str, Any],
 ) -> tuple[Any, str | None, dict[str, Any], Any]:
     """The model, its task, inputs to trace it with, and its processor."""
     from polyport.samples import check_source
 
-    check_source(name)  # a misspelt name shall not cost the seconds that the imports take
+    check_source(
+        name, source["gguf_file"]
+    )  # a misspelt name shall not cost the seconds that the imports take
     with stages.stage("Importing PyTorch and transformers"):
         import torch  # noqa: F401 - seconds that would else be charged to the model
         import transformers  # noqa: F401
@@ -145,10 +181,25 @@ def _prepare(
     with stages.stage("Loading the model", bars=not Path(name).is_dir()):
         from polyport.samples import load_model
 
-        model, task = load_model(name, task, dtype=dtype, **source)
+        model, task = load_model(name, task, dtype=dtype, generates=generates, **source)
     with stages.stage("Making sample inputs"):
-        inputs, processor = wanted.for_model(model, name, task, **source)
+        make = wanted.for_generation if generates else wanted.for_model
+        inputs, processor = make(model, name, task, **source)
     return model, task, inputs, processor
+
+
+def _exported(
+    stages: Stages,
+    model: Any,
+    sample: Mapping[str, Any],
+    configs: Sequence[Any],
+    generation: Generation | None,
+) -> dict[str, Any]:
+    if generation is not None:
+        return generation.export(stages, model, sample, configs)
+    import polyport
+
+    return polyport.export(model, sample, configs, plugins=[pipeline_progress(stages)])
 
 
 def _targets(formats: Sequence[str], output: Path, force: bool) -> dict[str, Path]:
@@ -174,6 +225,8 @@ def _verified(
 
     with stages.stage(f"Verifying {name}"):
         saved = ExportedModel.from_pretrained(target, trust_remote_code=trust, local_files_only=True)
+        if saved.generation is not None:
+            return compare_answers(model, saved, sample)
         return saved.verify(model, sample).to_dict()
 
 
@@ -189,6 +242,8 @@ def _result(name: str, target: Path, exported: Any, report: dict[str, Any] | Non
         "directory": str(target),
         "files": files,
         "bytes": sum(file["size"] for file in files),
+        "components": list(exported.components),
+        "generation": None if exported.generation is None else exported.generation.to_dict(),
         "inputs": [info for one in metadata for info in one["inputs"]],
         "outputs": [info for one in metadata for info in one["outputs"]],
         "axes": {axis: limits for one in metadata for axis, limits in one["axes"].items()},
@@ -208,6 +263,7 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
             [
                 (result["format"], result["directory"]),
                 ("  size", f"{render.size(result['bytes'])} (parameters: {render.size(weights)})"),
+                ("  components", ", ".join(result["components"]) if result["generation"] else None),
                 ("  axes", axes or "none varies"),
                 (
                     "  proof",

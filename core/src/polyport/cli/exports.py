@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyport.errors import ArtifactError
+from polyport.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    from polyport.manifest import Manifest
 
 
 def locate(directory: str, subfolder: str, revision: str | None) -> Path:
@@ -37,6 +41,7 @@ def load(
     revision: str | None = None,
     device: str | None = None,
     trust: bool = False,
+    check: Callable[[Manifest, str], None] | None = None,
 ) -> tuple[Any, Path]:
     """Load an export.
 
@@ -46,6 +51,7 @@ def load(
         revision: Branch, tag or commit on the Hub.
         device: Where it shall run.
         trust: Whether pickled content and code of it may be read.
+        check: Called with its manifest and `directory` before anything of it is read.
 
     Returns:
         The `ExportedModel`, and the folder it lies in.
@@ -54,6 +60,58 @@ def load(
         ArtifactError, BackendNotInstalled: See `ExportedModel.from_pretrained`.
     """
     folder = locate(directory, subfolder, revision)
+    if check is not None:
+        from polyport.storage import read_manifest
+
+        check(read_manifest(folder), directory)
     from polyport import ExportedModel
 
     return ExportedModel.from_pretrained(folder, device=device, trust_remote_code=trust), folder
+
+
+def only_one_graph(manifest: Manifest, directory: str) -> None:
+    """Refuse an export that generates, where one graph is to be called.
+
+    Raises:
+        InputError: It is one.
+    """
+    if manifest.generation is not None:
+        raise InputError(
+            f"{directory} was exported for generation: it has the parts {', '.join(manifest.components)}, and none of them "
+            f"alone is the model. Give it a prompt with `polyport generate {directory} --prompt TEXT`.",
+            stage="run",
+        )
+
+
+def only_generating(manifest: Manifest, directory: str) -> None:
+    """Refuse an export of one graph, where something is to be generated.
+
+    Raises:
+        InputError: It is one.
+    """
+    if manifest.generation is None:
+        raise InputError(
+            f"{directory} was not exported for generation: it holds {', '.join(manifest.components)}, the forward of a "
+            "model. Call that with `polyport run`, or export the model again with `polyport export --generate`.",
+            stage="run",
+        )
+
+
+def not_verified_yet(manifest: Manifest, directory: str) -> None:
+    """Refuse an export that generates, where one graph is to be compared with a model.
+
+    Raises:
+        InputError: It is one.
+    """
+    if manifest.generation is not None:
+        raise InputError(
+            f"{directory} was exported for generation: it has the parts {', '.join(manifest.components)}, which `verify` "
+            "can't compare with the model yet. Compare what `generate` returns, in Python: "
+            "ExportedModel.generate(...) and model.generate(...).",
+            stage="verify",
+        )
+
+
+def processor_source(directory: str, folder: Path) -> str:
+    """Where the export's processor is: in its folder, or in its repository, which is then asked for those files."""
+    return str(folder) if Path(directory).is_dir() else directory

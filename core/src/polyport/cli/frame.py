@@ -101,9 +101,16 @@ class _Muted:
         return getattr(self.real, name)
 
 
+class _Aside(_Muted):
+    """Muted too, but what is written to it is seen on stderr."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+
 def stdout() -> Console:
-    """The console for results."""
-    return _console(sys.stdout)
+    """The console for results, also while libraries are muted."""
+    return _console(getattr(sys.stdout, "real", sys.stdout))
 
 
 def stderr() -> Console:
@@ -179,7 +186,7 @@ def _libraries(debug: bool, said: list[str]) -> Iterator[None]:
         said: Gets the texts of our own warnings.
     """
     if debug:
-        with contextlib.redirect_stdout(sys.stderr):  # nothing but the result may end up in stdout
+        with contextlib.redirect_stdout(_Aside(sys.stdout)):  # nothing but the result may end up in stdout
             yield
         return
     before, bars = logging.root.manager.disable, os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS")
@@ -195,8 +202,8 @@ def _libraries(debug: bool, said: list[str]) -> Iterator[None]:
 
     try:
         # some print whole graphs, to stdout and stderr, before they raise
-        muted = _Muted(sys.stderr)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(muted), contextlib.redirect_stderr(muted):
+        out, err = _Muted(sys.stdout), _Muted(sys.stderr)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             warnings.simplefilter("ignore")
             warnings.filterwarnings("always", category=UserWarning, module=r"polyport(_\w+)?(\.|$)")
             warnings.showwarning = show

@@ -96,6 +96,16 @@ class GivenInputs:
             )
         return fitted, None if processors is None else processors.single()
 
+    def for_generation(
+        self, model: Any, name: str, task: str | None, **source: Any
+    ) -> tuple[dict[str, Any], Any]:
+        """Like `for_model`, as kwargs of `generate`: the beginning of an answer is its own to make."""
+        inputs, processor = self.for_model(model, name, task, **source)
+        by_hand = self.read() if self.by_hand else {}
+        return {
+            key: value for key, value in inputs.items() if not key.startswith("decoder_") or key in by_hand
+        }, processor
+
     def for_export(self, exported: Any, location: str) -> dict[str, Any]:
         """Inputs to run an export with.
 

@@ -65,6 +65,15 @@ Task = Annotated[
         rich_help_panel=_SOURCE,
     ),
 ]
+GgufFile = Annotated[
+    str | None,
+    typer.Option(
+        "--gguf-file",
+        metavar="NAME",
+        help="A GGUF file in MODEL to take everything from; its weights are dequantized.",
+        rich_help_panel=_SOURCE,
+    ),
+]
 Revision = Annotated[
     str | None,
     typer.Option(

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from polyport.cli import options, render
-from polyport.cli.exports import load
+from polyport.cli.exports import load, only_one_graph, processor_source
 from polyport.cli.frame import Outcome, stderr
 from polyport.cli.inputs import GivenInputs
 from polyport.cli.progress import Stages
@@ -58,13 +58,18 @@ def run(
     stages = Stages(stderr(), quiet=quiet)
     with stages.stage("Loading the export"):
         exported, folder = load(
-            directory, subfolder, revision=revision, device=device, trust=trust_remote_code
+            directory,
+            subfolder,
+            revision=revision,
+            device=device,
+            trust=trust_remote_code,
+            check=only_one_graph,
         )
     with stages.stage("Making inputs"):
         wanted = GivenInputs(
             text=text or (), image=image or (), audio=audio or (), specs=given or (), file=inputs
         )
-        kwargs = wanted.for_export(exported, _source(directory, folder))
+        kwargs = wanted.for_export(exported, processor_source(directory, folder))
     with stages.stage("Running"):
         started = time.perf_counter()
         result = exported(**kwargs)
@@ -82,11 +87,6 @@ def run(
         "written": None if output is None else str(output),
     }
     return Outcome(document, lambda console: _show(console, document))
-
-
-def _source(directory: str, folder: Path) -> str:
-    """Where the export's processor is: in its folder, or in its repository, which is then asked for those files."""
-    return str(folder) if Path(directory).is_dir() else directory
 
 
 def _named(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from polyport.cli import options, render
-from polyport.cli.exports import load
+from polyport.cli.exports import load, not_verified_yet
 from polyport.cli.frame import Outcome, stderr
 from polyport.cli.inputs import GivenInputs
 from polyport.cli.progress import Stages, hide_loading_bars
@@ -45,7 +45,9 @@ def verify(
     )
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with stages.stage("Loading the export"):
-        exported, _ = load(directory, subfolder, device=device, trust=trust_remote_code)
+        exported, _ = load(
+            directory, subfolder, device=device, trust=trust_remote_code, check=not_verified_yet
+        )
     with stages.stage("Loading the model", bars=not Path(model).is_dir()):
         from polyport.samples import load_model
 

@@ -12,7 +12,8 @@ from polyport.artifact import ExportedModel
 from polyport.assembly import Pipeline, check
 from polyport.config import ExportConfig
 from polyport.errors import ConfigError, ExportError, PolyportError
-from polyport.generation.decompose import Decomposition, decompose
+from polyport.generation.decompose import decompose, whole_config
+from polyport.generation.parts import Decomposition
 from polyport.generation.record import GenerationRecord, attention_of, uncovered_tensors
 from polyport.pipeline import ExportedComponent
 from polyport.session import Session
@@ -43,7 +44,7 @@ def export_generation(
     for session, config in jobs:
         check(model, session, session.config(_any_config(session, config)))
     found = decompose(model, inputs, generation_config, multi_token_decode)
-    configs = {session.format: _by_component(session, config, list(found.parts)) for session, config in jobs}
+    configs = {session.format: _by_component(session, config, found) for session, config in jobs}
     components: dict[str, dict[str, ExportedComponent]] = {session.format: {} for session, _ in jobs}
     for name, part in found.parts.items():
         try:
@@ -77,7 +78,7 @@ def _exported(
         session.format,
         components,
         config=model.config,
-        generation_config=generation_config or getattr(host, "generation_config", None),
+        generation_config=whole_config(host, generation_config),
         session=session,
         generation=GenerationRecord(
             architecture=type(model).__name__,
@@ -104,14 +105,24 @@ def _names_components(session: Session, config: Configs) -> bool:
     return isinstance(config, Mapping) and bool(config) and not options.intersection(config)
 
 
-def _by_component(session: Session, config: Configs, names: list[str]) -> dict[str, ExportConfig]:
+def _by_component(session: Session, config: Configs, found: Decomposition) -> dict[str, ExportConfig]:
     """The config of each component.
 
     Raises:
-        ConfigError: The configs by component lack some, or name one that there isn't.
+        ConfigError: The configs by component lack some, or name one that there isn't; or a step on a cache that grows shall
+            keep its sizes.
     """
+    names = list(found.parts)
+    if config is None:
+        config = {"dynamic": True}  # sizes grow with every token
     if not _names_components(session, config):
         whole = session.config(config)
+        if found.growing and not whole.dynamic and whole.dynamic_shapes is None:
+            raise ConfigError(
+                "With dynamic=False, a decode step only takes a cache of the sample's length, which grows with every token. "
+                'Export with dynamic=True, or with a static cache: GenerationConfig(cache_implementation="static", '
+                "max_cache_len=...)."
+            )
         return dict.fromkeys(names, whole)
     assert isinstance(config, Mapping)  # noqa: S101  for the type checker
     missing, unknown = [n for n in names if n not in config], [n for n in config if n not in names]

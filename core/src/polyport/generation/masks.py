@@ -21,7 +21,8 @@ def _full_mask(*args: Any, **kwargs: Any) -> Any:
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
-def _register() -> None:
+def register_masks() -> None:
+    """Add the implementation to those that transformers knows."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -36,7 +37,7 @@ def always_make_masks(model: torch.nn.Module) -> list[Any]:
     Returns:
         The configs that say so now.
     """
-    _register()
+    register_masks()
     changed = []
     for module in model.modules():
         config: Any = getattr(module, "config", None)

@@ -8,6 +8,7 @@ finds it among the tensors that were saved beside them.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -54,14 +55,26 @@ class _Exported:
             "This model runs an export and holds no weights. Save the export: exported.save_pretrained()."
         )
 
-    def prepare_inputs_for_generation(self, input_ids: Any, **kwargs: Any) -> Any:
-        """With the mask of ones that `generate` leaves out, where the graph can't tell how long it would be."""
-        if self._exported_needs_mask and kwargs.get("attention_mask") is None:
-            kwargs["attention_mask"] = torch.ones_like(input_ids)
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
-
     def _prepare_cache_for_generation(self, *args: Any) -> Any:
         return states.with_all_tokens(super()._prepare_cache_for_generation)(*args)  # type: ignore[misc]
+
+
+def _preparing(own: Any) -> dict[str, Any]:
+    """`prepare_inputs_for_generation`, whose signature tells `generate` what the model takes.
+
+    It adds the mask of ones that `generate` leaves out, where the graph can't tell how long it would be.
+    """
+    original = getattr(own, "prepare_inputs_for_generation", None)
+    if original is None:
+        return {}
+
+    @functools.wraps(original)
+    def prepare(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._exported_needs_mask and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = torch.ones_like(input_ids)
+        return original(self, input_ids, *args, **kwargs)
+
+    return {"prepare_inputs_for_generation": prepare}
 
 
 def build(
@@ -105,7 +118,7 @@ def build(
             module.__class__ = type(
                 own.__name__,
                 (_Exported, own),
-                {"__module__": own.__module__, "__qualname__": own.__qualname__},
+                {"__module__": own.__module__, "__qualname__": own.__qualname__, **_preparing(own)},
             )
             module._exported_device, module._exported_dtype = device, dtype  # type: ignore[assignment]
     model.eval()

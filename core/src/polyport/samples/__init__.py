@@ -10,6 +10,7 @@ The command line is built on these; they are as useful from Python::
 
 from polyport.samples.loading import load_model
 from polyport.samples.processors import Processors, load_processors
+from polyport.samples.prompts import fit_prompt, prompt_inputs
 from polyport.samples.reading import read_inputs
 from polyport.samples.sampling import add_decoder_inputs, decoder_start, fit_inputs, sample_inputs
 from polyport.samples.source import check_source
@@ -20,8 +21,10 @@ __all__ = [
     "check_source",
     "decoder_start",
     "fit_inputs",
+    "fit_prompt",
     "load_model",
     "load_processors",
+    "prompt_inputs",
     "read_inputs",
     "sample_inputs",
 ]

@@ -8,7 +8,15 @@ from typing import Any
 
 from polyport.errors import ConfigError, ExportError
 from polyport.samples.source import Source, read_config, refuse_quantized
-from polyport.samples.tasks import auto_class, task_of, tasks_of
+from polyport.samples.tasks import (
+    auto_class,
+    can_generate,
+    class_names,
+    classes_for,
+    generating_tasks,
+    task_of,
+    tasks_of,
+)
 
 #: Spellings of the dtypes that weights may be loaded in.
 DTYPES = {
@@ -27,6 +35,8 @@ def load_model(
     token: str | None = None,
     trust_remote_code: bool = False,
     dtype: Any = None,
+    generates: bool = False,
+    gguf_file: str | None = None,
 ) -> tuple[Any, str | None]:
     """Load a `PreTrainedModel` for export.
 
@@ -39,20 +49,29 @@ def load_model(
         token: Access token for the Hub.
         trust_remote_code: Let code from the repository run, for architectures that transformers lacks.
         dtype: Type of the weights, `"float32"`, `"float16"`, `"bfloat16"` or a torch dtype; None for the checkpoint's.
+        generates: Whether it is wanted for `generate`: a checkpoint that was saved without a head, whose weights are the
+            embeddings', is then loaded with it.
+        gguf_file: Name of a GGUF file in the folder or repository to load everything from; its weights are dequantized.
 
     Returns:
         The model in eval mode, and the name of its task (None where transformers lists its class under none).
 
     Raises:
         ExportError: There is no such model, it is no transformers checkpoint, its architecture or the task is unknown,
-            its weights are missing or quantized. `ConfigError` for a `dtype` that is none.
+            its weights are missing or quantized, or it can't generate and is wanted for it. `ConfigError` for a `dtype`
+            that is none.
     """
-    source = Source(str(path_or_id), revision, token, trust_remote_code)
+    source = Source(str(path_or_id), revision, token, trust_remote_code, gguf_file)
     wanted = torch_dtype(dtype)
     raw = read_config(source)
-    refuse_quantized(source, raw)
+    if gguf_file is None:
+        refuse_quantized(source, raw)
     config = _config(source, raw)
-    model = _load_weights(_model_class(source, raw, config, task, architecture), source, config, wanted)
+    cls = _model_class(source, raw, config, task, architecture)
+    chosen = _generating_class(source, config, cls, task) if generates else cls
+    model = _load_weights(chosen, source, config, wanted, complete=chosen is not cls)
+    if gguf_file is not None:
+        _forget_quantizer(model)
     return model, task or task_of(model)
 
 
@@ -111,6 +130,8 @@ def _model_class(
     if task is not None:
         return auto_class(task, config)
     names = [architecture] if architecture else raw.get("architectures") or []
+    if source.gguf_file is not None and not names:
+        return auto_class((generating_tasks(config) or ["feature-extraction"])[0], config)
     for name in names[:1]:
         cls = getattr(transformers, name, None)
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
@@ -133,7 +154,29 @@ def _model_class(
     return auto_class("feature-extraction", config)
 
 
-def _load_weights(cls: Any, source: Source, config: Any, dtype: Any) -> Any:
+def _generating_class(source: Source, config: Any, cls: Any, task: str | None) -> Any:
+    """The class itself where it generates, else, for one without a head that nobody asked for, the one with it.
+
+    Raises:
+        ExportError: Neither does.
+    """
+    names = class_names(cls, config)
+    if not names or any(can_generate(name) for name in names):
+        return cls  # one that transformers doesn't list is code of the repository's own
+    tasks = generating_tasks(config)
+    if task is None and tasks and names[0] in classes_for("feature-extraction", config):
+        return auto_class(tasks[0], config)
+    other = (
+        f" Its architecture does for the tasks {', '.join(tasks)}: choose one with --task." if tasks else ""
+    )
+    raise ExportError(
+        f"{names[0]}, the class of {source.name}, can't generate: it makes no text token by token.{other} Leave out "
+        "--generate to export its forward.",
+        stage="model",
+    )
+
+
+def _load_weights(cls: Any, source: Source, config: Any, dtype: Any, *, complete: bool = False) -> Any:
     options = source.hub_options()
     if not cls.__name__.startswith("Auto"):
         options.pop("trust_remote_code")
@@ -164,6 +207,11 @@ def _load_weights(cls: Any, source: Source, config: Any, dtype: Any) -> Any:
         )
     if missing:
         shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        if complete:
+            raise ExportError(
+                f"{source.name} can't generate as {type(model).__name__}: its checkpoint has no weights for {shown}.",
+                stage="model",
+            )
         warnings.warn(
             f"The checkpoint of {source.name} has no weights for {shown}: the export will hold random values there. "
             "Outputs that depend on them mean nothing.",
@@ -171,6 +219,16 @@ def _load_weights(cls: Any, source: Source, config: Any, dtype: Any) -> Any:
             stacklevel=3,
         )
     return model.eval()
+
+
+def _forget_quantizer(model: Any) -> None:
+    """Make a model of what was loaded from a GGUF file: its weights are plain numbers, but transformers marks it as quantized."""
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "quantization_config"):
+            del config.quantization_config
 
 
 def _any_loaded(model: Any, missing: list[str]) -> bool:

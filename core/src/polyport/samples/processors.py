@@ -86,7 +86,7 @@ class Processors:
                     stage="inputs",
                 )
         try:
-            return _tensors(self._call(list(text), list(images), list(audio)))
+            return as_tensors(self._call(list(text), list(images), list(audio)))
         except Exception as error:
             raise InputError(
                 f"The model's {type(self.parts[0]).__name__} can't make inputs of this: {error}",
@@ -140,6 +140,7 @@ def load_processors(
     revision: str | None = None,
     token: str | None = None,
     trust_remote_code: bool = False,
+    gguf_file: str | None = None,
 ) -> Processors:
     """Load what a folder or a repository on the Hub has of tokenizer, image processor and feature extractor.
 
@@ -148,6 +149,7 @@ def load_processors(
         revision: Branch, tag or commit on the Hub.
         token: Access token for the Hub.
         trust_remote_code: Let code from the repository run.
+        gguf_file: Name of the GGUF file in it that holds the tokenizer.
 
     Returns:
         What was found; empty (`single()` is None) where there are no such files.
@@ -157,7 +159,9 @@ def load_processors(
     """
     import transformers
 
-    source = Source(str(path_or_id), revision, token, trust_remote_code)
+    source = Source(str(path_or_id), revision, token, trust_remote_code, gguf_file)
+    if gguf_file is not None:
+        return Processors(tokenizer=_from_gguf(source))
     has_tokenizer = _has(source, _TOKENIZER_FILES)
     has_processor = _has(source, _PROCESSOR_FILES)
     has_preprocessor = has_processor or _has(source, _PREPROCESSOR_FILES)
@@ -194,6 +198,17 @@ def load_processors(
     return processors
 
 
+def _from_gguf(source: Source) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(source.location, **source.hub_options())
+    except Exception as error:
+        raise ExportError(
+            f"The tokenizer in {source.gguf_file} can't be read: {error}", stage="inputs"
+        ) from error
+
+
 def _has(source: Source, names: Sequence[str]) -> bool:
     """Whether the source holds one of the files."""
     if source.folder is not None:
@@ -209,7 +224,7 @@ def _has(source: Source, names: Sequence[str]) -> bool:
     return any(cached_file(source.name, name, **options, **quiet) is not None for name in names)
 
 
-def _tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+def as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
     """The entries that are tensors or can be made into one; the others tell people things, not models."""
     import torch
 

@@ -29,6 +29,7 @@ def sample_inputs(
     revision: str | None = None,
     token: str | None = None,
     trust_remote_code: bool = False,
+    gguf_file: str | None = None,
 ) -> tuple[dict[str, Any], Any]:
     """Make inputs to try a model with.
 
@@ -42,6 +43,7 @@ def sample_inputs(
         revision: Branch, tag or commit on the Hub.
         token: Access token for the Hub.
         trust_remote_code: Let code from the repository run.
+        gguf_file: Name of the GGUF file in it that holds the tokenizer.
 
     Returns:
         The forward kwargs (only such as the model's forward takes, in its dtype and on its device), and what to save
@@ -54,7 +56,11 @@ def sample_inputs(
     given = bool(text or images or audio)
     try:
         processors = load_processors(
-            path_or_id, revision=revision, token=token, trust_remote_code=trust_remote_code
+            path_or_id,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            gguf_file=gguf_file,
         )
     except ExportError as error:
         if given:

@@ -11,8 +11,8 @@ from polyport.errors import ExportError
 
 #: What to do about GGUF files.
 _GGUF = (
-    "Its weights are quantized in a scheme that no exporter takes: export the original checkpoint, or have transformers "
-    "dequantize it (`from_pretrained(folder, gguf_file=...)`), save that with `save_pretrained` and export the result."
+    "No exporter takes its quantized weights as they are: have them dequantized with `polyport export FOLDER --gguf-file "
+    "NAME` (`load_model(folder, gguf_file=...)`), or export the original checkpoint."
 )
 
 #: A folder without config.json often is one of these: the file that tells, and what to do about it.
@@ -32,12 +32,14 @@ class Source:
         revision: Branch, tag or commit on the Hub.
         token: Access token for the Hub; None for the one that was logged in with.
         trust_remote_code: Whether code from the repository may run.
+        gguf_file: Name of the GGUF file in it that holds everything, in place of config.json, weights and tokenizer.
     """
 
     name: str
     revision: str | None = None
     token: str | None = None
     trust_remote_code: bool = False
+    gguf_file: str | None = None
 
     @property
     def folder(self) -> Path | None:
@@ -57,6 +59,8 @@ class Source:
             options["revision"] = self.revision
         if self.token is not None:
             options["token"] = self.token
+        if self.gguf_file is not None:
+            options["gguf_file"] = self.gguf_file
         return options
 
 
@@ -68,22 +72,36 @@ def read_config(source: Source) -> dict[str, Any]:
     """
     from transformers import PreTrainedConfig
 
-    check_source(source.name)
+    check_source(source.name, source.gguf_file)
     options = {name: value for name, value in source.hub_options().items() if name != "trust_remote_code"}
     try:
         values, _ = PreTrainedConfig.get_config_dict(source.location, **options)
     except OSError as error:
         raise ExportError(_unreachable(source, error), stage="model") from error
+    except ImportError as error:
+        raise ExportError(
+            f"{source.name} needs a package that is not installed: {error}", stage="model"
+        ) from error
+    except Exception as error:
+        if source.gguf_file is None:
+            raise
+        raise ExportError(
+            f"{source.gguf_file} is no GGUF file that can be read: {error}", stage="model"
+        ) from error
     if not isinstance(values, dict) or not values:
         raise ExportError(f"The config.json of {source.name} is empty.", stage="model")
     return values
 
 
-def check_source(path_or_id: str | Path) -> None:
+def check_source(path_or_id: str | Path, gguf_file: str | None = None) -> None:
     """Refuse what can be neither a model's folder nor a Hub id, without asking the network or importing anything.
 
+    Args:
+        path_or_id: The folder or id.
+        gguf_file: Name of the GGUF file in it, where that stands for the others.
+
     Raises:
-        ExportError: It is a file, a folder that doesn't exist or holds no `config.json`.
+        ExportError: It is a file, a folder that doesn't exist or holds no `config.json` (no such GGUF file).
     """
     source = Source(str(path_or_id))
     path = Path(source.name).expanduser()
@@ -98,6 +116,13 @@ def check_source(path_or_id: str | Path) -> None:
     )
     if source.folder is None and (looks_like_path or not source.name):
         raise ExportError(f"There is no folder {source.name!r}.", stage="model")
+    if gguf_file is not None and source.folder is not None:
+        if not (source.folder / gguf_file).is_file():
+            found = ", ".join(sorted(path.name for path in source.folder.glob("*.gguf"))) or "none"
+            raise ExportError(
+                f"{source.folder} holds no {gguf_file}. Its GGUF files: {found}.", stage="model"
+            )
+        return
     if source.folder is not None and not (source.folder / "config.json").is_file():
         raise ExportError(f"{source.folder} holds no config.json. {_instead(source.folder)}", stage="model")
 

@@ -46,6 +46,14 @@ _ALIASES = {
     "text-to-speech": "text-to-audio",
 }
 
+#: What models generate for. Many that see, hear or read have a decoder of their own that is listed for plain text, too.
+_GENERATING = (
+    "image-text-to-text",
+    "automatic-speech-recognition",
+    "text2text-generation",
+    "text-generation",
+)
+
 # CausalLM -> Causal, LM; Seq2SeqLM -> Seq2Seq, LM
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z](?:[a-z]|\d[A-Z]?)*")
 
@@ -114,6 +122,42 @@ def task_of(model: Any) -> str | None:
     return None
 
 
+def generating_tasks(config: Any) -> list[str]:
+    """Names of the tasks for which models of this config generate, the one that says most about them first."""
+    found: dict[str, list[str]] = {}
+    for name, classes in _classes_of(config):
+        # some tasks have two names
+        if name != "pre-training" and any(map(can_generate, classes)) and classes not in found.values():
+            found[name] = classes
+    return sorted(
+        found, key=lambda name: _GENERATING.index(name) if name in _GENERATING else len(_GENERATING)
+    )
+
+
+def can_generate(name: str) -> bool:
+    """Whether the model class of that name in transformers has `generate`."""
+    import transformers
+
+    asked = getattr(getattr(transformers, name, None), "can_generate", None)
+    return asked is not None and bool(asked())
+
+
+def classes_for(task: str, config: Any) -> list[str]:
+    """Names of the model classes that transformers has for a task and a config; none where it has none."""
+    return dict(_classes_of(config)).get(task, [])
+
+
+def class_names(cls: Any, config: Any) -> list[str]:
+    """Names of the model classes that a class stands for: of those that an auto class has for the config, else its own."""
+    mapping = getattr(cls, "_model_mapping", None)
+    if mapping is None:
+        return [cls.__name__]
+    if type(config) not in mapping:
+        return []
+    entry = mapping[type(config)]
+    return [one.__name__ for one in (entry if isinstance(entry, (tuple, list)) else (entry,))]
+
+
 def _classes_of(config: Any) -> list[tuple[str, list[str]]]:
     """Task -> names of the model classes that transformers has for the config, tasks without any left out."""
     import transformers
@@ -122,11 +166,8 @@ def _classes_of(config: Any) -> list[tuple[str, list[str]]]:
     for name, autos in tasks().items():
         names: list[str] = []
         for auto in autos:
-            mapping = getattr(getattr(transformers, auto, None), "_model_mapping", None)
-            if mapping is None or type(config) not in mapping:
-                continue
-            entry = mapping[type(config)]
-            names += [cls.__name__ for cls in (entry if isinstance(entry, (tuple, list)) else (entry,))]
+            cls = getattr(transformers, auto, None)
+            names += class_names(cls, config) if cls is not None else []
         if names:
             found.append((name, names))
     return found

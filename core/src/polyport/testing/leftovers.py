@@ -13,6 +13,7 @@ import torch
 
 from polyport import structure
 from polyport.discovery import installed
+from polyport.generation.masks import register_masks
 
 #: Libraries that exporters like to patch.
 _WATCHED = ("torch", "transformers")
@@ -49,6 +50,7 @@ class Upstream:
     """
 
     def __init__(self, before: Mapping[str, Any] | None = None) -> None:
+        register_masks()  # which stays: transformers' registries are the way to add to it
         self._places = dict(_places())
         self._modes = modes() if before is None else before
 

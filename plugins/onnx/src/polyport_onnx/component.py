@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import attrs
+
 from polyport.errors import ConfigError, ExportError
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import ExportedComponent, TracedProgram
 from polyport_onnx import torch_internals
 from polyport_onnx.config import OnnxConfig
-from polyport_onnx.leaves import Leaves
-from polyport_onnx.lowering import lower_program
+from polyport_onnx.leaves import ONE_BUFFER, Leaves
+from polyport_onnx.lowering import Lowered, lower_program
+from polyport_onnx.overwrite import may_overwrite
 from polyport_onnx.translate import UnsupportedOperator
 
 
@@ -42,7 +45,19 @@ def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent
         raise ExportError(
             f"The traced graph can't be lowered to ONNX: {error}", stage="lower", backend="onnx"
         ) from error
-    return ExportedComponent(program=lowered.model, metadata=lowered.leaves.recorded(metadata))
+    return ExportedComponent(program=lowered.model, metadata=_recorded(lowered, metadata))
+
+
+def _recorded(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:
+    """The record with what the lowering made of the leaves."""
+    leaves, graph = lowered.leaves, lowered.model.graph
+    recorded = leaves.recorded(metadata)
+    sources = dict(zip(leaves.inputs, graph.inputs, strict=True))
+    results = dict(zip(leaves.in_place, graph.outputs[len(leaves.computed) :], strict=True))
+    one_buffer = [name for name, result in results.items() if may_overwrite(result, sources[name])]
+    return (
+        attrs.evolve(recorded, backend={**recorded.backend, ONE_BUFFER: one_buffer}) if results else recorded
+    )
 
 
 def graph_names(metadata: ExportMetadata) -> tuple[list[str], list[str]]:

@@ -14,8 +14,9 @@ import attrs
 from polyport.errors import ArtifactError
 from polyport.metadata import ExportMetadata
 
-#: Key of `ExportMetadata.backend`.
-PASSED_THROUGH = "passed_through"
+#: Keys of `ExportMetadata.backend`. The second is for those who run the graph without us: leaves of `in_place` whose input
+#: and output may be bound to one buffer.
+PASSED_THROUGH, ONE_BUFFER = "passed_through", "one_buffer"
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,171 @@
+"""How fast exports of a language model generate, beside the model itself and bare loops (see `generation.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bare_loops
+import generation_exports as exports
+import models
+import processes
+import torch
+
+TOKENS = 64
+#: Lengths of the prompts after which the first token is timed.
+PROMPTS = (64, 400)
+_TEXT = "The river runs past the mill, and the miller counts what it brings. " * 40
+
+#: Name of a measurement -> the least CPU seconds that it took in any round.
+Times = dict[str, float]
+
+
+def measured(folder: Path, layers: int, rounds: int) -> dict[str, Any]:
+    """All measurements, from one process: `decode` for 64 tokens, and `first 64` and `first 400` for one token."""
+    result: dict[str, Any] = processes.measure(Path(__file__), str(folder), str(layers), str(rounds))
+    return result
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """Title -> table."""
+    decode = found["decode"]
+    return {
+        "Generating": _generating(decode),
+        "The loop": _loop(decode),
+        "The graph": _graph(decode),
+        "First token": _first(found),
+    }
+
+
+def _generating(times: Times) -> str:
+    rows = [
+        [name.removeprefix("generate "), f"{TOKENS / spent:.1f}", f"{times['eager'] / spent:.2f}"]
+        for name, spent in times.items()
+        if name == "eager" or name.startswith("generate ")
+    ]
+    return processes.table(["way", "tokens/s", "over eager"], rows)
+
+
+def _loop(times: Times) -> str:
+    rows = []
+    for name in ("onnx-multi", "onnx-static"):
+        ours, bare = times[f"generate {name}"], times[f"bare {name}"]
+        per_token = [f"{1000 * spent / TOKENS:.2f}" for spent in (ours, bare, ours - bare)]
+        rows.append([name, *per_token, f"{ours / bare:.3f}"])
+    return processes.table(
+        ["way", "generate, ms/token", "bare loop, ms/token", "difference", "generate / bare"], rows
+    )
+
+
+def _graph(times: Times) -> str:
+    rows = []
+    for ours, peer in (
+        ("onnx-multi", "peer-multi"),
+        ("onnx-multi", "peer-fused"),
+        ("onnx-static", "peer-static"),
+    ):
+        if f"bare {peer}" in times:
+            own, other = times[f"bare {ours}"], times[f"bare {peer}"]
+            row = [f"{1000 * own / TOKENS:.2f}", f"{1000 * other / TOKENS:.2f}", f"{own / other:.2f}"]
+            rows.append([ours, peer, *row])
+    return processes.table(
+        ["our graph", "peer's graph", "ours, ms/token", "peer's, ms/token", "ours / peer"], rows, words=2
+    )
+
+
+def _first(found: dict[str, Any]) -> str:
+    names = list(found[f"first {PROMPTS[0]}"])
+    rows = []
+    for name in names:
+        row = [name]
+        for length in PROMPTS:
+            times = found[f"first {length}"]
+            row += [f"{1000 * times[name]:.0f}", f"{times[name] / times['eager']:.2f}"]
+        rows.append(row)
+    head = ["way"]
+    for length in PROMPTS:
+        head += [f"{length} tokens, ms", "over eager"]
+    return processes.table(head, rows)
+
+
+# ── in the process that measures ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _work(folder: Path, layers: int, rounds: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model, tokenizer = models.language_model(exports.source(folder), layers)
+    generators, loops = {"eager": model}, {}
+    for name in exports.OURS:
+        if name.startswith("onnx-") or name == "dynamo-multi":
+            loaded = _loaded(folder / f"{name}-{layers}", name)
+            generators[f"generate {name}"] = loaded
+            if name != "onnx-two" and name.startswith("onnx-"):
+                loops[f"bare {name}"] = _loop_of(name, loaded.caller("decode").runner.session)
+    for name in exports.PEER:
+        file = folder / f"{name}-{layers}" / "model.onnx"
+        if file.exists():
+            loops[f"bare {name}"] = _loop_of(name, bare_loops.session(str(file)))
+    prompts = {"decode": dict(tokenizer(exports.PROMPT, return_tensors="pt"))}
+    for length in PROMPTS:
+        prompts[f"first {length}"] = dict(
+            tokenizer(_TEXT, return_tensors="pt", truncation=True, max_length=length)
+        )
+    return {
+        question: _timed(_calls(generators, loops, prompt, TOKENS if question == "decode" else 1), rounds)
+        for question, prompt in prompts.items()
+    }
+
+
+def _loaded(folder: Path, name: str) -> Any:
+    from polyport import ExportedModel
+
+    options = {"session_options": bare_loops.one_thread()} if name.startswith("onnx-") else {}
+    return ExportedModel.from_pretrained(folder, **options)
+
+
+def _loop_of(name: str, session: Any) -> Any:
+    if name.endswith("static"):
+        return bare_loops.Static(session, exports.ROOM)
+    return bare_loops.Growing(session)
+
+
+def _calls(
+    generators: dict[str, Any], loops: dict[str, Any], prompt: dict[str, Any], count: int
+) -> dict[str, Callable[[], list[int]]]:
+    def generated(model: Any) -> list[int]:
+        ids = model.generate(**prompt, max_new_tokens=count, do_sample=False)
+        made: list[int] = ids[0, prompt["input_ids"].shape[1] :].tolist()
+        return made
+
+    calls: dict[str, Callable[[], list[int]]] = {
+        name: functools.partial(generated, model) for name, model in generators.items()
+    }
+    ids = prompt["input_ids"].numpy()
+    return calls | {name: functools.partial(loop, ids, count) for name, loop in loops.items()}
+
+
+def _timed(calls: dict[str, Callable[[], list[int]]], rounds: int) -> Times:
+    wanted = calls["eager"]()
+    best = dict.fromkeys(calls, float("inf"))
+    for name, call in calls.items():
+        if (made := call()) != wanted:  # the first call also makes sessions
+            print(f"{name} makes other tokens than eager: {made}, not {wanted}", file=sys.stderr)
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worker", nargs=3, metavar=("FOLDER", "LAYERS", "ROUNDS"), required=True)
+    folder, layers, rounds = parser.parse_args().worker
+    print(json.dumps(_work(Path(folder), int(layers), int(rounds))))
