@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,12 @@ class Made:
         return self.way == "static"
 
 
-@pytest.fixture(scope="session", params=[(name, way) for name in EXPORTERS for way in WAYS], ids="-".join)
+def _pairs() -> Iterator[Any]:
+    for pair in ((name, way) for name in EXPORTERS for way in WAYS):
+        yield pytest.param(pair, id="-".join(pair), marks=pytest.mark.xdist_group(f"generation {pair[0]}"))
+
+
+@pytest.fixture(scope="session", params=_pairs())
 def made(request: pytest.FixtureRequest, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
     name, way = request.param
     many, static = WAYS[way]

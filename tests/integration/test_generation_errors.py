@@ -23,6 +23,8 @@ from transformers.cache_utils import DynamicCache
 from polyport import DynamoExporter, ExportedModel, OnnxExporter
 from polyport.errors import ArtifactError, ExportError, InputError
 
+pytestmark = pytest.mark.xdist_group("generation errors")
+
 EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
 ROOM = 16
 

@@ -49,7 +49,12 @@ class Made:
     exports: dict[str, ExportedModel]
 
 
-@pytest.fixture(scope="module", params=CASES)
+def _cases(*names: str) -> Iterator[Any]:
+    for name in names:
+        yield pytest.param(name, marks=pytest.mark.xdist_group(f"generation {name}"))
+
+
+@pytest.fixture(scope="module", params=_cases(*CASES))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     model, _, sample = zoo.build(request.param)
     assert sample is not None
@@ -63,7 +68,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _only(*cases: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("made", cases, indirect=True)
+    return pytest.mark.parametrize("made", list(_cases(*cases)), indirect=True)
 
 
 @pytest.mark.parametrize("export_format", FORMATS)

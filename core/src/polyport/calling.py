@@ -25,6 +25,9 @@ from polyport.pipeline import Runner
 from polyport.results import Results
 from polyport.sizes import compiled
 
+#: Longest axis of an input that is made: far above any model's, low enough not to fill the memory.
+_LONGEST = 2**24
+
 #: Shape of a tensor about which a manifest of another tool says nothing.
 UNKNOWN = ("...",)
 
@@ -191,6 +194,10 @@ class Caller:
     def _made(self, slot: _Slot, sizes: dict[str, int]) -> torch.Tensor:
         rule = self._defaults[slot.info.name]
         shape = [self._size(size, sizes) for size in rule.shape]
+        if not all(0 <= size <= _LONGEST for size in shape):
+            raise self._error(
+                f"the input {slot.info.name!r}, which was left out, would be of the sizes {shape}"
+            )
         if rule.counts:
             made = torch.arange(shape[0], dtype=slot.dtype, device=self._device)
         else:
@@ -203,6 +210,8 @@ class Caller:
             return size(sizes)
         except KeyError as error:
             raise self._error(f"nothing among the inputs says how long the axis {error} is") from error
+        except ZeroDivisionError as error:
+            raise self._error("a size of an input that was left out can't be computed") from error
 
     def _convert(self, slot: _Slot, value: Any) -> torch.Tensor:
         """`value` as a tensor of the traced dtype on the runner's device, wherever eager would take it too."""

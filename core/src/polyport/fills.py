@@ -39,7 +39,7 @@ class Fill:
         kind, _, source = rule.partition(":")
         if source and kind in _LIKE:
             return cls(_LIKE[kind], like=source)
-        if source and kind in ("ones", "arange"):
+        if source and kind in ("ones", "arange") and "(" not in source:
             return cls(1, shape=tuple(map(compiled, source.split(","))), counts=kind == "arange")
         raise ArtifactError(
             f"The export fills a missing input by the rule {rule!r}, which is unknown.", stage="load"

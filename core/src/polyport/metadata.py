@@ -131,7 +131,7 @@ class ExportMetadata:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        values: dict[str, Any] = _CONVERTER.unstructure(self)
+        values: dict[str, Any] = CONVERTER.unstructure(self)
         return values
 
     @classmethod
@@ -143,7 +143,7 @@ class ExportMetadata:
         """
         known = {field.name for field in attrs.fields(cls)}
         try:
-            return _CONVERTER.structure({k: v for k, v in values.items() if k in known}, cls)
+            return CONVERTER.structure({k: v for k, v in values.items() if k in known}, cls)
         except (cattrs.BaseValidationError, TypeError, ValueError, AttributeError) as error:
             reasons = (
                 cattrs.transform_error(error)
@@ -168,7 +168,8 @@ def _as_is(value: Any, kind: type) -> Any:
     return value
 
 
-_CONVERTER = cattrs.Converter(detailed_validation=True)
-_CONVERTER.register_structure_hook(AxisSize, _axis_size)
-for _kind in (str, int):
-    _CONVERTER.register_structure_hook(_kind, _as_is)
+#: Reads JSON values, and makes no value of another type out of any.
+CONVERTER = cattrs.Converter(detailed_validation=True)
+CONVERTER.register_structure_hook(AxisSize, _axis_size)
+for _kind in (str, int, bool):
+    CONVERTER.register_structure_hook(_kind, _as_is)

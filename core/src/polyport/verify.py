@@ -110,12 +110,12 @@ def verify(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> VerificationReport:
-    """Compare an export with its model.
+    """Compare an export with its model: what one graph returns, or what an export for generation answers.
 
     Args:
-        exported: A one-component export.
+        exported: The export.
         model: The model it was made from. It comes back unchanged.
-        inputs: Forward kwargs to start from; the sample of the export when left out.
+        inputs: Kwargs of forward, or of `generate`, to start from; the sample of the export when left out.
         atol: Absolute tolerance; by default that of each output's dtype (`TOLERANCES`). Outputs that are no floating-point
             numbers must be equal.
         rtol: Relative tolerance, likewise.
@@ -131,6 +131,10 @@ def verify(
         raise InputError(
             "A loaded export has no sample inputs: pass `inputs` to compare with.", stage="verify"
         )
+    if exported.generation is not None:
+        from polyport.generation.proof import compare_answers
+
+        return compare_answers(model, exported, inputs, atol=atol, rtol=rtol)
     metadata = exported._only().metadata
     call = capture(
         model, inputs, ExportConfig()

@@ -96,7 +96,8 @@ def _renumbered(
 ) -> torch.Tensor:
     """Positions that counted on by one still do, and start after a cache of the new length."""
     base = name.split(".", maxsplit=1)[0]
-    tokens = [term for term in layout.axes[name][dim] if layout.groups[term].kind == "tokens"]
+    groups = [layout.groups.get(term) for term in layout.axes[name][dim]]  # None: a part that keeps its size
+    tokens = [group for group in groups if group is not None and group.kind == "tokens"]
     if not tokens or not base.endswith(("position_ids", "cache_position")) or after.is_floating_point():
         return after
     if before.shape[dim] > 1 and not bool((before.diff(dim=dim) == 1).all()):

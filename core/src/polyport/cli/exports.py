@@ -97,21 +97,6 @@ def only_generating(manifest: Manifest, directory: str) -> None:
         )
 
 
-def not_verified_yet(manifest: Manifest, directory: str) -> None:
-    """Refuse an export that generates, where one graph is to be compared with a model.
-
-    Raises:
-        InputError: It is one.
-    """
-    if manifest.generation is not None:
-        raise InputError(
-            f"{directory} was exported for generation: it has the parts {', '.join(manifest.components)}, which `verify` "
-            "can't compare with the model yet. Compare what `generate` returns, in Python: "
-            "ExportedModel.generate(...) and model.generate(...).",
-            stage="verify",
-        )
-
-
 def processor_source(directory: str, folder: Path) -> str:
     """Where the export's processor is: in its folder, or in its repository, which is then asked for those files."""
     return str(folder) if Path(directory).is_dir() else directory

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from polyport.cli import options, render
-from polyport.cli.exports import load, not_verified_yet
+from polyport.cli.exports import load
 from polyport.cli.frame import Outcome, stderr
 from polyport.cli.inputs import GivenInputs
 from polyport.cli.progress import Stages, hide_loading_bars
@@ -45,19 +45,22 @@ def verify(
     )
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with stages.stage("Loading the export"):
-        exported, _ = load(
-            directory, subfolder, device=device, trust=trust_remote_code, check=not_verified_yet
-        )
+        exported, _ = load(directory, subfolder, device=device, trust=trust_remote_code)
     with stages.stage("Loading the model", bars=not Path(model).is_dir()):
         from polyport.samples import load_model
 
         hide_loading_bars()
         metadata = next(iter(exported.components.values())).metadata
+        generation = exported.generation
         original, task = load_model(
-            model, architecture=metadata.architecture, dtype=metadata.export_dtype, **source
+            model,
+            architecture=generation.architecture if generation else metadata.architecture,
+            dtype=metadata.export_dtype,
+            **source,
         )
     with stages.stage("Making sample inputs"):
-        sample, _ = wanted.for_model(original, model, task, **source)
+        make = wanted.for_generation if generation else wanted.for_model
+        sample, _ = make(original, model, task, **source)
     with stages.stage("Comparing"):
         report = exported.verify(original, sample, atol=atol, rtol=rtol).to_dict()
     document = {"directory": directory, "model": model, "format": exported.export_format, **report}

@@ -10,11 +10,13 @@ from transformers import GenerationConfig
 
 from polyport.artifact import ExportedModel
 from polyport.assembly import Pipeline, check
+from polyport.capture.prepare import copied
 from polyport.config import ExportConfig
 from polyport.errors import ConfigError, ExportError, PolyportError
 from polyport.generation.decompose import decompose, whole_config
 from polyport.generation.parts import Decomposition
 from polyport.generation.record import GenerationRecord, attention_of, uncovered_tensors
+from polyport.generation.stages import DECODE
 from polyport.pipeline import ExportedComponent
 from polyport.session import Session
 
@@ -61,23 +63,27 @@ def export_generation(
         for session, _ in jobs:
             components[session.format][name] = made[session.format][0]
     return {
-        session.format: _exported(model, found, components[session.format], session, generation_config)
+        session.format: _exported(
+            model, inputs, found, components[session.format], session, generation_config
+        )
         for session, _ in jobs
     }
 
 
 def _exported(
     model: Any,
+    inputs: Mapping[str, Any],
     found: Decomposition,
     components: Mapping[str, ExportedComponent],
     session: Session,
     generation_config: GenerationConfig | None,
 ) -> ExportedModel:
-    host = found.parts["decode"].module
+    host = found.parts[DECODE].module
     return ExportedModel(
         session.format,
         components,
         config=model.config,
+        sample={name: copied(value) for name, value in dict(inputs).items()},
         generation_config=whole_config(host, generation_config),
         session=session,
         generation=GenerationRecord(
@@ -115,16 +121,20 @@ def _by_component(session: Session, config: Configs, found: Decomposition) -> di
     names = list(found.parts)
     if config is None:
         config = {"dynamic": True}  # sizes grow with every token
-    if not _names_components(session, config):
-        whole = session.config(config)
-        if found.growing and not whole.dynamic and whole.dynamic_shapes is None:
-            raise ConfigError(
-                "With dynamic=False, a decode step only takes a cache of the sample's length, which grows with every token. "
-                'Export with dynamic=True, or with a static cache: GenerationConfig(cache_implementation="static", '
-                "max_cache_len=...)."
-            )
-        return dict.fromkeys(names, whole)
-    assert isinstance(config, Mapping)  # noqa: S101  for the type checker
+    if _names_components(session, config):
+        configs = _chosen(session, config, names)
+    else:
+        configs = dict.fromkeys(names, session.config(config))
+    if found.growing and not configs[DECODE].dynamic and configs[DECODE].dynamic_shapes is None:
+        raise ConfigError(
+            "With dynamic=False, a decode step only takes a cache of the sample's length, which grows with every token. "
+            'Export with dynamic=True, or with a static cache: GenerationConfig(cache_implementation="static", '
+            "max_cache_len=...)."
+        )
+    return configs
+
+
+def _chosen(session: Session, config: Any, names: list[str]) -> dict[str, ExportConfig]:
     missing, unknown = [n for n in names if n not in config], [n for n in config if n not in names]
     if missing or unknown:
         problems = [f"lacks {', '.join(missing)}"] * bool(missing) + [

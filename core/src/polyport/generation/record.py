@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from polyport.generation.stages import Plan
+from polyport.metadata import CONVERTER
 
 
 @attrs.frozen(kw_only=True)
@@ -52,14 +53,12 @@ class GenerationRecord:
         """
         known = {field.name for field in attrs.fields(cls)}
         try:
-            record = cattrs.Converter(forbid_extra_keys=False).structure(
-                {key: value for key, value in values.items() if key in known}, cls
-            )
+            return CONVERTER.structure({key: value for key, value in values.items() if key in known}, cls)
         except Exception as error:
             raise ArtifactError(
-                f"The export's generation record can't be read: {error}", stage="load"
+                f"The export's generation record can't be read: {'; '.join(cattrs.transform_error(error))}.",
+                stage="load",
             ) from error
-        return record
 
 
 def attention_of(config: Any) -> dict[str, str]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.utils import ModelOutput
@@ -35,6 +36,9 @@ class Component:
         names = caller.metadata.input_names
         self.inputs = {leaf.partition(".")[0] for leaf in names}
         self.takes_all_logits = "logits_to_keep" not in names
+        self.counts_positions = any(
+            info.name == "position_ids" and info.rank == 2 for info in caller.metadata.inputs
+        )
         self._bridges: dict[str, states.Bridge] = {}
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Any:
@@ -128,6 +132,7 @@ def _is_output(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, ModelOutput)
 
 
+@attrs.frozen(kw_only=True, eq=False)
 class Host:
     """The module that is called once per token: every call is a prefill or a decode step, or several.
 
@@ -135,19 +140,17 @@ class Host:
         prefill: The component for a prompt; None where `decode` or the model's own code does it.
         decode: The component for what follows.
         many: Whether `decode` takes any number of tokens.
+        static: Whether the cache has a fixed size.
         own: The model's own forward, which runs a prompt through other components; None where there is a prefill.
         encode: Kwargs -> kwargs with the encoder's results, for models that have an encoder.
     """
 
-    def __init__(
-        self,
-        prefill: Component | None,
-        decode: Component,
-        many: bool,
-        own: Callable[..., Any] | None,
-        encode: Callable[[dict[str, Any]], dict[str, Any]] | None,
-    ) -> None:
-        self.prefill, self.decode, self.many, self.own, self.encode = prefill, decode, many, own, encode
+    prefill: Component | None
+    decode: Component
+    many: bool
+    static: bool
+    own: Callable[..., Any] | None
+    encode: Callable[[dict[str, Any]], dict[str, Any]] | None
 
     def __call__(self, **kwargs: Any) -> Any:
         """Run the step or steps that a call of forward comes to."""
@@ -167,8 +170,10 @@ class Host:
         if ids is None:
             raise InputError("Neither input_ids nor inputs_embeds was given.", stage="run")
         count = int(ids.shape[1])
-        if isinstance(cache, Cache):
-            _check_room(cache, past, count)
+        self._check_cache(cache, past, count)
+        if self.decode.counts_positions and kwargs.get("position_ids") is None:
+            # what the model itself would count, whatever the mask says
+            kwargs["position_ids"] = torch.arange(past, past + count).expand(ids.shape[0], -1)
         if past == 0:
             outputs = self._start(kwargs, count)
             # `generate` would hand over a cache that nobody asked for, with the whole text again
@@ -176,6 +181,29 @@ class Host:
         if self.many or count == 1:
             return _run(self.decode, kwargs, count)
         return self._token_by_token(kwargs, count, state)
+
+    def _check_cache(self, cache: Any, past: int, count: int) -> None:
+        """Refuse a cache of the wrong kind, and tokens that a static one has no room for.
+
+        Raises:
+            InputError: A graph would fail somewhere inside, or write tokens over others.
+        """
+        layers = getattr(next(states.parts(cache)), "layers", ())
+        room = next(
+            (n for layer in layers if isinstance(n := getattr(layer, "max_cache_len", None), int)), None
+        )
+        if self.static and room is None:
+            raise InputError(
+                "This export was made for a static cache. Pass a StaticCache, or have generate() make one: "
+                'cache_implementation="static", and use_cache as it is.',
+                stage="run",
+            )
+        if room is not None and past + count > room:
+            raise InputError(
+                f"The static cache has room for {room} tokens: {past} are in it, and {count} more don't fit. Generate "
+                "less, or with a larger cache (max_cache_len).",
+                stage="run",
+            )
 
     def _start(self, kwargs: dict[str, Any], count: int) -> Any:
         if self.prefill is not None:
@@ -219,24 +247,6 @@ def _run(component: Component, kwargs: Mapping[str, Any], count: int) -> Any:
                 outputs.logits = outputs.logits[:, -kept:]
             return outputs
     return component(kwargs)
-
-
-def _check_room(cache: Cache, past: int, count: int) -> None:
-    """Refuse tokens that a static cache has no room for: the graph would write them somewhere else, or fail inside.
-
-    Raises:
-        InputError: There are too many.
-    """
-    for layer in getattr(next(states.parts(cache)), "layers", ()):
-        room = getattr(layer, "max_cache_len", None)
-        if isinstance(room, int):
-            if past + count > room:
-                raise InputError(
-                    f"The static cache has room for {room} tokens: {past} are in it, and {count} more don't fit. Generate "
-                    "less, or with a larger cache (max_cache_len).",
-                    stage="run",
-                )
-            return
 
 
 def as_forward(run: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -171,11 +171,12 @@ def fit(
             f"The export lacks the component {PREFILL!r}, which its generation needs.", stage="load"
         )
     run = Host(
-        components.get(PREFILL),
-        components[DECODE],
-        record.multi_token_decode,
-        original if record.split else None,
-        _encoding(model) if "encoder" in record.modules else None,
+        prefill=components.get(PREFILL),
+        decode=components[DECODE],
+        many=record.multi_token_decode,
+        static=record.static,
+        own=original if record.split else None,
+        encode=_encoding(model) if "encoder" in record.modules else None,
     )
     host.forward = as_forward(run, original)
     metadata = components[DECODE].caller.metadata

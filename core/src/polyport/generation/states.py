@@ -84,7 +84,8 @@ def _full(layer: Any, room: int) -> Any:
     full = object.__new__(cls)
     full.__dict__.update(vars(layer))
     seen = full.__dict__.pop("cumulative_length", None)
-    full.__dict__.pop("sliding_window", None)
+    for key in ("sliding_window", "_sliding_window_tensor"):
+        full.__dict__.pop(key, None)
     if isinstance(seen, torch.Tensor):
         full.cumulative_length = seen  # a static layer counts its tokens, too
         full.__dict__.pop("cumulative_length_int", None)

@@ -15,6 +15,7 @@ from polyport_dynamo.fixes import (
     pieces,
     positions,
     recurrence,
+    rope,
     windows,
 )
 
@@ -30,6 +31,7 @@ PATCHES: tuple[Patch | GraphFix, ...] = (
     *delta.PATCHES,
     convolutions.PATCH,
     paddings.PATCH,
+    *rope.PATCHES,
     asserts.FIX,
     ceilings.FIX,
 )

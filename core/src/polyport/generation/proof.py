@@ -1,4 +1,4 @@
-"""Whether a saved export answers as its model does: the logits of every token of a short answer, side by side."""
+"""Whether an export answers as its model does: the logits of every token of a short answer, side by side."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
+from polyport.caches import find_dtype
+from polyport.errors import InputError, PolyportError
+from polyport.verify import TOLERANCES, CaseReport, OutputReport, VerificationReport
+
 #: Tokens of the answer.
 _TOKENS = 8
 
 
-def compare_answers(model: Any, saved: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def compare_answers(
+    model: Any,
+    exported: Any,
+    inputs: Mapping[str, Any],
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+) -> VerificationReport:
     """Let both answer the sample, and compare.
 
     Only steps with the same tokens before them are compared: where two tokens are as likely, either may be taken, and
@@ -18,20 +31,19 @@ def compare_answers(model: Any, saved: Any, inputs: Mapping[str, Any]) -> dict[s
 
     Args:
         model: The model.
-        saved: The export of it, with `generate`.
+        exported: The export of it, with `generate`.
         inputs: Sample kwargs of `generate`.
+        atol: Absolute tolerance; by default that of the model's dtype (`TOLERANCES`).
+        rtol: Relative tolerance, likewise.
 
     Returns:
-        `VerificationReport.to_dict()`.
+        The report.
 
     Raises:
         InputError: The model itself fails on the sample.
     """
-    import torch
-
-    from polyport.errors import InputError, PolyportError
-    from polyport.verify import CaseReport, VerificationReport
-
+    limits = TOLERANCES.get(find_dtype(str(model.dtype).removeprefix("torch.")), (0.0, 0.0))
+    limits = (limits[0] if atol is None else atol, limits[1] if rtol is None else rtol)
     cases = []
     for name, kwargs in _cases(model, inputs):
         with torch.no_grad():
@@ -43,22 +55,20 @@ def compare_answers(model: Any, saved: Any, inputs: Mapping[str, Any]) -> dict[s
                     stage="verify",
                 ) from error
             try:
-                got = _answer(saved, kwargs)
+                got = _answer(exported, kwargs)
             except PolyportError as error:
                 cases.append(CaseReport(name, {}, (), str(error)))
                 continue
             except Exception as error:  # noqa: BLE001 - whatever a runtime raises is a finding
                 cases.append(CaseReport(name, {}, (), f"{type(error).__name__}: {error}"))
                 continue
-        report = _compared(expected, got, str(model.dtype).removeprefix("torch."))
+        report = _compared(expected, got, *limits)
         cases.append(CaseReport(name, {"batch": len(_sequences(expected))}, (report,)))
-    return VerificationReport(tuple(cases)).to_dict()
+    return VerificationReport(tuple(cases))
 
 
 def _cases(model: Any, inputs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The sample, and, where it is nothing but text, a batch of it whose second row begins with padding."""
-    import torch
-
     yield "answer", dict(inputs)
     if set(inputs) != {"input_ids", "attention_mask"} or model.config.is_encoder_decoder:
         return
@@ -84,24 +94,18 @@ def _sequences(made: Any) -> Any:
     return made["sequences"] if isinstance(made, Mapping) else made
 
 
-def _compared(expected: Any, got: Any, dtype: str) -> Any:
+def _compared(expected: Any, got: Any, atol: float, rtol: float) -> OutputReport:
     """The report of one answer: its logits where the model gives them out, else its tokens."""
-    import torch
-
-    from polyport.caches import find_dtype
-    from polyport.verify import TOLERANCES, OutputReport
-
     wanted, found = _sequences(expected).cpu(), _sequences(got).cpu()
     pairs = list(zip(_logits(expected), _logits(got), strict=False))
     if not pairs:
         same = wanted.shape == found.shape and bool((wanted == found).all())
         return OutputReport("tokens", None, None, 0.0, 0.0, same, "" if same else "other tokens")
-    atol, rtol = TOLERANCES.get(find_dtype(dtype), (0.0, 0.0))
     start = wanted.shape[1] - len(pairs)
     worst, scale, wrong, count = 0.0, 0.0, 0, 0
     alike = torch.ones(len(wanted), dtype=torch.bool)
-    for step, (model_step, saved_step) in enumerate(pairs):
-        a, b = model_step.cpu().double()[alike], saved_step.cpu().double()[alike]
+    for step, (model_step, own_step) in enumerate(pairs):
+        a, b = model_step.cpu().double()[alike], own_step.cpu().double()[alike]
         difference = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(nan=math.inf)
         size = torch.where(a.isfinite(), a.abs(), 0.0)
         worst, scale = max(worst, float(difference.max())), max(scale, float(size.max()))
