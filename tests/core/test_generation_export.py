@@ -60,9 +60,9 @@ def _levels(tracer: Tracer) -> list[Any]:
         ({"dynamic": True}, [1, 1]),
         ({"dynamic": True, "level": 5}, [5, 5]),
         ({"export_format": "fake", "dynamic": True, "level": 5}, [5, 5]),
-        ({"prefill": {"level": 2}, "decode": {"level": 3}}, [2, 3]),
-        ({"decode": {"level": 3}, "prefill": None}, [1, 3]),
-        ({"prefill": {}, "decode": {"export_format": "fake", "level": 3}}, [1, 3]),
+        ({"prefill": {"level": 2}, "decode": {"dynamic": True, "level": 3}}, [2, 3]),
+        ({"decode": {"dynamic": True, "level": 3}, "prefill": None}, [1, 3]),
+        ({"prefill": {"level": 3}, "decode": None}, [3, 1]),
     ],
     ids=str,
 )
@@ -74,7 +74,7 @@ def test_one_config_or_one_per_component(export: Any, config: Any, levels: list[
 
 def test_config_objects_per_component(export: Any, fake_backend: str) -> None:
     config_class = Session(fake_backend).backend.config_class
-    config = {"prefill": config_class(level=4), "decode": config_class(level=6)}  # type: ignore[call-arg]
+    config = {"prefill": config_class(level=4), "decode": config_class(level=6, dynamic=True)}  # type: ignore[call-arg]
     assert _levels(export(config)[1]) == [4, 6]
     whole = config_class(level=9, dynamic=True)  # type: ignore[call-arg]
     assert _levels(export(whole)[1]) == [9, 9]
@@ -93,6 +93,7 @@ def test_config_objects_per_component(export: Any, fake_backend: str) -> None:
             r"a cache of the sample's length, which grows.*dynamic=True, or with a static cache",
         ),
         ({}, "a cache of the sample's length, which grows"),
+        ({"prefill": {"dynamic": True}, "decode": {}}, "a cache of the sample's length, which grows"),
     ],
     ids=str,
 )

@@ -180,7 +180,7 @@ def test_components_that_are_missing(make: Make) -> None:
         make(components=("embed_tokens",)).as_transformers()
     with pytest.raises(ArtifactError, match=r"lacks the component 'embed_tokens'.*It has: decode"):
         make(components=("decode",)).as_transformers()
-    one_token = GenerationRecord(architecture="LlamaForCausalLM")
+    one_token = GenerationRecord(architecture="LlamaForCausalLM", steps=["prefill", "decode"])
     with pytest.raises(ArtifactError, match="lacks the component 'prefill'"):
         make(one_token, components=("decode",)).as_transformers()
 

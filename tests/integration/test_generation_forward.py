@@ -22,7 +22,6 @@ from transformers import (
 from transformers.cache_utils import DynamicCache
 
 from polyport import DynamoExporter, ExportedModel, OnnxExporter
-from polyport.errors import ExportError
 from polyport.generation.states import keep_all_tokens
 
 EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
@@ -89,17 +88,10 @@ class Made:
     exports: dict[bool, ExportedModel]
 
 
-#: Fails to export; strict, so that it goes when that is repaired.
-LONGROPE = pytest.mark.xfail(
-    raises=ExportError, reason="onnx: the graph changes the buffer of frequencies in place"
-)
-
-
 def _pairs() -> Iterator[Any]:
     for export_format in EXPORTERS:
         for name in MODELS:
             marks = [pytest.mark.xdist_group(f"generation forward {export_format}")]
-            marks += [LONGROPE] if (export_format, name) == ("onnx", "longrope") else []
             yield pytest.param((export_format, name), id=f"{export_format}-{name}", marks=marks)
 
 

@@ -20,6 +20,9 @@ from polyport.generation.stages import DECODE
 from polyport.pipeline import ExportedComponent
 from polyport.session import Session
 
+#: What is used where no config is given: sizes grow with every token.
+_OPEN = {"dynamic": True}
+
 #: One config for all components, or component -> config.
 Configs = ExportConfig | Mapping[str, Any] | None
 
@@ -89,6 +92,7 @@ def _exported(
         generation=GenerationRecord(
             architecture=type(model).__name__,
             host=found.plan.host,
+            steps=[name for name in found.parts if name not in found.plan.modules],
             modules=dict(found.plan.modules),
             split=found.plan.split,
             multi_token_decode=found.multi_token_decode,
@@ -119,12 +123,10 @@ def _by_component(session: Session, config: Configs, found: Decomposition) -> di
             keep its sizes.
     """
     names = list(found.parts)
-    if config is None:
-        config = {"dynamic": True}  # sizes grow with every token
     if _names_components(session, config):
         configs = _chosen(session, config, names)
     else:
-        configs = dict.fromkeys(names, session.config(config))
+        configs = dict.fromkeys(names, session.config(_OPEN if config is None else config))
     if found.growing and not configs[DECODE].dynamic and configs[DECODE].dynamic_shapes is None:
         raise ConfigError(
             "With dynamic=False, a decode step only takes a cache of the sample's length, which grows with every token. "
@@ -143,4 +145,4 @@ def _chosen(session: Session, config: Any, names: list[str]) -> dict[str, Export
         raise ConfigError(
             f"The config by component {' and '.join(problems)}. The components are {', '.join(names)}."
         )
-    return {name: session.config(config[name]) for name in names}
+    return {name: session.config(_OPEN if config[name] is None else config[name]) for name in names}

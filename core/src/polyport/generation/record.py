@@ -23,7 +23,8 @@ class GenerationRecord:
 
     Args:
         architecture: Class name of the model, among those of transformers.
-        host: Path of the module that is called once per token; its steps are `prefill` and `decode`.
+        host: Path of the module that is called once per token.
+        steps: The components that are calls of the host: `prefill`, where there is one, and `decode`.
         modules: Component -> path of the module that it stands for, for the other components.
         split: Whether a prompt runs through the model's own code, between components, in place of a `prefill`.
         multi_token_decode: Whether `decode` takes any number of tokens.
@@ -34,6 +35,7 @@ class GenerationRecord:
 
     architecture: str
     host: str = ""
+    steps: list[str] = attrs.field(factory=list)
     modules: dict[str, str] = attrs.field(factory=dict)
     split: bool = False
     multi_token_decode: bool = False

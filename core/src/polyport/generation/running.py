@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from polyport.calling import Caller
 from polyport.errors import InputError
 from polyport.generation import states
 from polyport.generation.steps import one_token
+from polyport.metadata import ExportMetadata
 from polyport.structure import TreeSpec
 
 #: Kwargs that only say how to return results, or are settled by the export.
@@ -27,19 +29,29 @@ class Component:
 
     Args:
         name: Its name.
-        caller: Its runnable form.
+        metadata: Its record.
+        start: Makes it runnable, which is done at its first call: who sends no image needs no image encoder.
     """
 
-    def __init__(self, name: str, caller: Caller) -> None:
-        self.name, self.caller = name, caller
-        self.device = torch.device(caller.runner.device)
-        names = caller.metadata.input_names
+    def __init__(self, name: str, metadata: ExportMetadata, start: Callable[[], Caller]) -> None:
+        self.name, self.metadata, self._start = name, metadata, start
+        names = metadata.input_names
         self.inputs = {leaf.partition(".")[0] for leaf in names}
         self.takes_all_logits = "logits_to_keep" not in names
         self.counts_positions = any(
-            info.name == "position_ids" and info.rank == 2 for info in caller.metadata.inputs
+            info.name == "position_ids" and info.rank == 2 for info in metadata.inputs
         )
         self._bridges: dict[str, states.Bridge] = {}
+
+    @functools.cached_property
+    def caller(self) -> Caller:
+        """Its runnable form."""
+        return self._start()
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return torch.device(self.caller.runner.device)
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Any:
         """Run it.
@@ -80,7 +92,7 @@ class Component:
             return
         found, spec = structure.flatten(value)
         if spec.is_leaf():
-            traced = self.caller.metadata.in_constants.get(name, False)
+            traced = self.metadata.in_constants.get(name, False)
             if value is not False and value != traced:
                 raise InputError(
                     f"The component {self.name!r} was exported with {name}={traced!r} and can't run with {value!r}.",
@@ -107,7 +119,7 @@ class Component:
 
     def _state(self, cache: Cache, name: str, leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         if name not in self._bridges:
-            self._bridges[name] = states.Bridge(self.caller.metadata, name)
+            self._bridges[name] = states.Bridge(self.metadata, name)
         bridge = self._bridges[name]
         if not bridge.infos:
             if states.tokens_in(cache):

@@ -153,7 +153,7 @@ def fit(
     Raises:
         ArtifactError: The export lacks a component, or the record names a module that the model doesn't have.
     """
-    missing = [name for name in (DECODE, *record.modules) if name not in components]
+    missing = [name for name in (DECODE, *record.steps, *record.modules) if name not in components]
     if missing:
         raise ArtifactError(
             f"The export lacks the component {missing[0]!r}, which its generation needs. It has: {', '.join(components)}.",
@@ -166,10 +166,6 @@ def fit(
         module.forward = as_forward(lambda _component=component, **kwargs: _component(kwargs), module.forward)
     host = _module(model, record.host)
     original = host.forward
-    if not record.split and PREFILL not in components and not record.multi_token_decode:
-        raise ArtifactError(
-            f"The export lacks the component {PREFILL!r}, which its generation needs.", stage="load"
-        )
     run = Host(
         prefill=components.get(PREFILL),
         decode=components[DECODE],
@@ -179,7 +175,7 @@ def fit(
         encode=_encoding(model) if "encoder" in record.modules else None,
     )
     host.forward = as_forward(run, original)
-    metadata = components[DECODE].caller.metadata
+    metadata = components[DECODE].metadata
     host._exported_needs_mask = "attention_mask" in set(metadata.input_names) - set(metadata.defaults)
     return model
 
@@ -239,17 +235,24 @@ def make_model(exported: Any) -> Any:
     if exported.config is None:
         raise ArtifactError("The export has no config, so the model can't be built around it.", stage="load")
     record = exported.generation
-    components = {name: Component(name, exported.caller(name)) for name in exported.components}
-    first = next(iter(components.values()))
+    components = {
+        name: Component(name, component.metadata, functools.partial(exported.caller, name))
+        for name, component in exported.components.items()
+    }
     if record is not None:
+        step = components.get(DECODE) or next(iter(components.values()))
         model = build(
-            exported.config, record.architecture, first.device, exported.dtype,
+            exported.config, record.architecture, step.device, exported.dtype,
             exported.generation_config, record.attn_implementation,
         )  # fmt: skip
         return fit(model, record, components, exported.leftovers)
-    architecture = first.caller.metadata.architecture
-    model = build(exported.config, architecture, first.device, exported.dtype, exported.generation_config)
+    name, only = next(iter(exported.components.items()))
+    caller = exported.caller(name)
+    device = torch.device(caller.runner.device)
+    model = build(
+        exported.config, only.metadata.architecture, device, exported.dtype, exported.generation_config
+    )
     model.forward = as_forward(
-        lambda **kwargs: first.caller({k: v for k, v in kwargs.items() if k != "return_dict"}), model.forward
+        lambda **kwargs: caller({k: v for k, v in kwargs.items() if k != "return_dict"}), model.forward
     )
     return model

@@ -54,7 +54,7 @@ def _embeddings() -> Iterator[type[torch.nn.Module]]:
     from transformers.modeling_rope_utils import dynamic_rope_update
 
     # every decorated function runs the same code
-    code = dynamic_rope_update(len).__code__
+    code = dynamic_rope_update(len).__code__  # type: ignore[no-untyped-call]
     seen: set[type[torch.nn.Module]] = set()
     waiting = [torch.nn.Module]
     while waiting:
@@ -120,7 +120,7 @@ def _constant(compute: Callable[[], torch.Tensor]) -> torch.Tensor:
     """
     if torch.compiler.is_dynamo_compiling():
         return compute()  # strict mode reads this very code, and knows no modes
-    with _disable_current_modes():  # type: ignore[no-untyped-call]
+    with _disable_current_modes():
         made = compute()
         values = made.tolist()
     return torch.tensor(values, dtype=made.dtype, device=made.device)
