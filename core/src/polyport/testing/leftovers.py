@@ -13,7 +13,7 @@ import torch
 
 from polyport import structure
 from polyport.discovery import installed
-from polyport.generation.masks import register_masks
+from polyport.generation.masks import NAME
 
 #: Libraries that exporters like to patch.
 _WATCHED = ("torch", "transformers")
@@ -50,7 +50,6 @@ class Upstream:
     """
 
     def __init__(self, before: Mapping[str, Any] | None = None) -> None:
-        register_masks()  # which stays: transformers' registries are the way to add to it
         self._places = dict(_places())
         self._modes = modes() if before is None else before
 
@@ -59,7 +58,12 @@ class Upstream:
         now, current = dict(_places()), modes()
         ours = {"polyport", *(plugin.entry_point.module.partition(".")[0] for plugin in installed())}
         return [
-            *(f"{name} is {value!r}" for name, value in now.items() if _origin(value) in ours),
+            *(
+                f"{name} is {value!r}"
+                for name, value in now.items()
+                if _origin(value) in ours
+                and f"[{NAME!r}]" not in name  # registered for good, under our own name
+            ),
             *(
                 f"{name} is {now.get(name, 'gone')!r} in place of {was!r}"
                 for name, was in self._places.items()
