@@ -232,7 +232,7 @@ PATCHES = (
         id="transformers-rope-state",
         targets=(Target("polyport_dynamo.fixes.rope:embeddings.forward", lambda _: _without_state),),
         reason=(
-            "Rotary frequencies of the types longrope (Phi-3, Phi-4, MiniCPM) and dynamic change with the length, and the "
+            "Rotary frequencies of the types longrope (Phi-3, Phi-4) and dynamic change with the length, and the "
             "model keeps the last ones in a buffer: a longrope graph writes to it at every call, so that calls depend on "
             "each other and ONNX has no form for it, and a dynamic one can't be traced, since Python decides what to keep. "
             "While tracing, the frequencies follow from the positions of the call alone, as in a model that was never "
