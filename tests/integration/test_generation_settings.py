@@ -17,24 +17,6 @@ EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
 formats = pytest.mark.parametrize("export_format", EXPORTERS)
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        eos_token_id=3,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval()
-
-
 PROMPT = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
 
 
@@ -44,31 +26,31 @@ def _static(length: int) -> Any:
     return GenerationConfig(cache_implementation="static", max_cache_len=length)
 
 
-def test_what_the_config_leaves_out_is_the_models(llama: Any) -> None:
+def test_what_the_config_leaves_out_is_the_models(tiny_llama: Any) -> None:
     exported = DynamoExporter().export_for_generation(
-        llama, PROMPT, None, _static(32), multi_token_decode=True
+        tiny_llama, PROMPT, None, _static(32), multi_token_decode=True
     )
     assert exported.generation_config is not None
-    assert exported.generation_config.eos_token_id == 3
+    assert exported.generation_config.eos_token_id == tiny_llama.generation_config.eos_token_id == 2
     assert exported.generation_config.max_cache_len == 32
     assert exported.generation_config.max_new_tokens is None
-    assert llama.generation_config.cache_implementation is None
+    assert tiny_llama.generation_config.cache_implementation is None
 
 
-def test_sizes_are_open_unless_told_otherwise(llama: Any) -> None:
-    exported = DynamoExporter().export_for_generation(llama, PROMPT)
-    wanted = llama.generate(**PROMPT, max_new_tokens=6, do_sample=False)
+def test_sizes_are_open_unless_told_otherwise(tiny_llama: Any) -> None:
+    exported = DynamoExporter().export_for_generation(tiny_llama, PROMPT)
+    wanted = tiny_llama.generate(**PROMPT, max_new_tokens=6, do_sample=False)
     assert torch.equal(exported.generate(**PROMPT, max_new_tokens=6, do_sample=False), wanted)
 
 
 @formats
-def test_fixed_sizes_need_a_static_cache(llama: Any, export_format: str) -> None:
+def test_fixed_sizes_need_a_static_cache(tiny_llama: Any, export_format: str) -> None:
     exporter = EXPORTERS[export_format]()
     with pytest.raises(ConfigError, match="grows with every token"):
-        exporter.export_for_generation(llama, PROMPT, {"dynamic": False})
-    exported = exporter.export_for_generation(llama, PROMPT, {"dynamic": False}, _static(12))
+        exporter.export_for_generation(tiny_llama, PROMPT, {"dynamic": False})
+    exported = exporter.export_for_generation(tiny_llama, PROMPT, {"dynamic": False}, _static(12))
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
-    assert torch.equal(exported.generate(**PROMPT, **options), llama.generate(**PROMPT, **options))
+    assert torch.equal(exported.generate(**PROMPT, **options), tiny_llama.generate(**PROMPT, **options))
     two = {"input_ids": PROMPT["input_ids"].repeat(2, 1)}
     with pytest.raises(InputError, match="Axis 0 of 'input_ids' has size 2, which must be 1"):
         exported.generate(**two, **options)
@@ -76,43 +58,45 @@ def test_fixed_sizes_need_a_static_cache(llama: Any, export_format: str) -> None
 
 @formats
 @pytest.mark.parametrize("room", [7, 12])
-def test_a_small_static_cache_opens_as_much_as_a_large_one(llama: Any, export_format: str, room: int) -> None:
+def test_a_small_static_cache_opens_as_much_as_a_large_one(
+    tiny_llama: Any, export_format: str, room: int
+) -> None:
     exported = EXPORTERS[export_format]().export_for_generation(
-        llama, PROMPT, {"dynamic": True}, _static(room), multi_token_decode=True
+        tiny_llama, PROMPT, {"dynamic": True}, _static(room), multi_token_decode=True
     )
     assert {"batch", "sequence", "cache_length"} <= set(exported["decode"].metadata.axes)
     long = {"input_ids": torch.arange(3, 63).reshape(2, 30) % 60 + 4}
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
-    assert torch.equal(exported.generate(**long, **options), llama.generate(**long, **options))
+    assert torch.equal(exported.generate(**long, **options), tiny_llama.generate(**long, **options))
 
 
-def test_an_export_assists_an_export(llama: Any) -> None:
-    exported = DynamoExporter().export_for_generation(llama, PROMPT, multi_token_decode=True)
-    wanted = llama.generate(**PROMPT, max_new_tokens=8, do_sample=False)
+def test_an_export_assists_an_export(tiny_llama: Any) -> None:
+    exported = DynamoExporter().export_for_generation(tiny_llama, PROMPT, multi_token_decode=True)
+    wanted = tiny_llama.generate(**PROMPT, max_new_tokens=8, do_sample=False)
     got = exported.generate(**PROMPT, max_new_tokens=8, do_sample=False, assistant_model=exported)
     assert torch.equal(got, wanted)
 
 
-def test_one_graph_can_not_generate(llama: Any) -> None:
-    exported = DynamoExporter().export(llama, PROMPT, {"dynamic": True})
+def test_one_graph_can_not_generate(tiny_llama: Any) -> None:
+    exported = DynamoExporter().export(tiny_llama, PROMPT, {"dynamic": True})
     with pytest.raises(InputError, match="wasn't made with export_for_generation"):
         exported.generate(**PROMPT)
 
 
-def test_a_prompt_over_a_caches_length(llama: Any) -> None:
+def test_a_prompt_over_a_caches_length(tiny_llama: Any) -> None:
     from transformers import StaticCache
 
-    exported = DynamoExporter().export_for_generation(llama, PROMPT, None, _static(32))
-    cache = StaticCache(config=llama.config, max_cache_len=6)
+    exported = DynamoExporter().export_for_generation(tiny_llama, PROMPT, None, _static(32))
+    cache = StaticCache(config=tiny_llama.config, max_cache_len=6)
     long = torch.arange(4, 14)[None]
     with pytest.raises(InputError, match="room for 6 tokens: 0 are in it, and 10 more don't fit"):
         exported.as_transformers()(input_ids=long, cache=cache)
 
 
-def test_a_component_that_is_not_there(llama: Any, tmp_path: Path) -> None:
+def test_a_component_that_is_not_there(tiny_llama: Any, tmp_path: Path) -> None:
     from polyport.errors import ArtifactError
 
-    DynamoExporter().export_for_generation(llama, PROMPT).save_pretrained(tmp_path)
+    DynamoExporter().export_for_generation(tiny_llama, PROMPT).save_pretrained(tmp_path)
     manifest = json.loads((tmp_path / "export.json").read_text())
     del manifest["components"]["decode"]
     (tmp_path / "export.json").write_text(json.dumps(manifest))
@@ -158,21 +142,21 @@ def test_whisper_finds_out_the_language(export_format: str) -> None:
         assert torch.equal(exported.generate(**sound, max_new_tokens=6, **options), wanted)
 
 
-def test_one_config_per_component(llama: Any) -> None:
+def test_one_config_per_component(tiny_llama: Any) -> None:
     exporter = DynamoExporter()
     both = {"prefill": {"dynamic": True}, "decode": {"dynamic": True}}
-    assert list(exporter.export_for_generation(llama, PROMPT, both)) == ["prefill", "decode"]
+    assert list(exporter.export_for_generation(tiny_llama, PROMPT, both)) == ["prefill", "decode"]
     with pytest.raises(ConfigError, match="lacks decode and names encoder, which there isn't"):
         exporter.export_for_generation(
-            llama, PROMPT, {"prefill": {"dynamic": True}, "encoder": {"dynamic": True}}
+            tiny_llama, PROMPT, {"prefill": {"dynamic": True}, "encoder": {"dynamic": True}}
         )
 
 
-def test_inputs_of_every_component_from_several_samples(llama: Any) -> None:
+def test_inputs_of_every_component_from_several_samples(tiny_llama: Any) -> None:
     from polyport.generation.decompose import component_inputs
 
     samples = [PROMPT, {"input_ids": torch.tensor([[9, 10, 11, 12, 13, 14]])}]
-    found = component_inputs(llama, samples)
+    found = component_inputs(tiny_llama, samples)
     assert list(found) == ["prefill", "decode"]
     assert [kwargs["input_ids"].shape[1] for kwargs in found["prefill"]] == [4, 6]
     assert [kwargs["cache"].get_seq_length() for kwargs in found["decode"]] == [4, 6]
