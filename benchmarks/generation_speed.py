@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,15 +25,15 @@ GENERATORS = ("onnx-multi", "onnx-static", "onnx-two", "dynamo-multi")
 PROMPTS = (64, 400)
 _TEXT = "The river runs past the mill, and the miller counts what it brings. " * 40
 
-#: Name of a measurement -> the least CPU seconds that it took in any round.
-Times = dict[str, float]
+#: Name of a measurement -> the CPU seconds that it took in each round of each process.
+Times = dict[str, list[float]]
 
 
 def measured(folder: Path, layers: int, count: int, rounds: int) -> dict[str, Times]:
     """All measurements: `decode` for 64 tokens, and `first 64` and `first 400` for one token.
 
     Where a session's weights come to lie in memory makes a tenth of difference, so several processes are measured, each of
-    which loads the contenders in another order. The least of all counts.
+    which loads the contenders in another order.
 
     Args:
         folder: Where the exports are.
@@ -44,9 +45,15 @@ def measured(folder: Path, layers: int, count: int, rounds: int) -> dict[str, Ti
     for turn in range(count):
         arguments = (str(folder), str(layers), str(rounds), str(turn))
         for question, times in processes.measure(Path(__file__), *arguments).items():
-            known = found.setdefault(question, dict.fromkeys(times, float("inf")))
-            known.update({name: min(spent, known[name]) for name, spent in times.items()})
+            known = found.setdefault(question, {name: [] for name in times})
+            for name, spent in times.items():
+                known[name] += spent
     return found
+
+
+def _ratio(times: Times, one: str, other: str) -> str:
+    """The median of what the rounds say: what disturbs one round disturbs both of its measurements."""
+    return f"{statistics.median(a / b for a, b in zip(times[one], times[other], strict=True)):.2f}"
 
 
 def tables(found: dict[str, Times]) -> dict[str, str]:
@@ -63,36 +70,32 @@ def tables(found: dict[str, Times]) -> dict[str, str]:
 def _generating(times: Times) -> str:
     rows = []
     for name in ("eager", *(f"generate {name}" for name in GENERATORS)):
-        speed = TOKENS / times[name]
-        rows.append([name.removeprefix("generate "), f"{speed:.1f}", f"{times['eager'] / times[name]:.2f}"])
+        speed = f"{TOKENS / min(times[name]):.1f}"
+        rows.append([name.removeprefix("generate "), speed, _ratio(times, "eager", name)])
     return processes.table(["way", "tokens/s", "over eager"], rows)
 
 
 def _loop(times: Times) -> str:
     rows = []
     for name in ("onnx-multi", "onnx-static"):
-        ours, bare = times[f"generate {name}"], times[f"bare {name}"]
-        per_token = [f"{1000 * spent / TOKENS:.2f}" for spent in (ours, bare, ours - bare)]
-        rows.append([name, *per_token, f"{ours / bare:.3f}"])
-    return processes.table(
-        ["way", "generate, ms/token", "bare loop, ms/token", "difference", "generate / bare"], rows
-    )
+        pair = f"generate {name}", f"bare {name}"
+        rows.append([name, *(_per_token(times[key]) for key in pair), _ratio(times, *pair)])
+    return processes.table(["way", "generate, ms/token", "bare loop, ms/token", "generate / bare"], rows)
 
 
 def _graph(times: Times) -> str:
     rows = []
-    for ours, peer in (
-        ("onnx-multi", "peer-multi"),
-        ("onnx-multi", "peer-fused"),
-        ("onnx-static", "peer-static"),
-    ):
-        if f"bare {peer}" in times:
-            own, other = times[f"bare {ours}"], times[f"bare {peer}"]
-            row = [f"{1000 * own / TOKENS:.2f}", f"{1000 * other / TOKENS:.2f}", f"{own / other:.2f}"]
-            rows.append([ours, peer, *row])
+    pairs = (("onnx-multi", "peer-multi"), ("onnx-multi", "peer-fused"), ("onnx-static", "peer-static"))
+    for names in pairs:
+        keys = [f"bare {name}" for name in names]
+        rows.append([*names, *(_per_token(times[key]) for key in keys), _ratio(times, *keys)])
     return processes.table(
         ["our graph", "peer's graph", "ours, ms/token", "peer's, ms/token", "ours / peer"], rows, words=2
     )
+
+
+def _per_token(times: list[float]) -> str:
+    return f"{1000 * min(times) / TOKENS:.2f}"
 
 
 def _first(found: dict[str, Times]) -> str:
@@ -103,7 +106,7 @@ def _first(found: dict[str, Times]) -> str:
         row = [name]
         for length in PROMPTS:
             times = found[f"first {length}"]
-            row += [f"{1000 * times[name]:.0f}", f"{times[name] / times['eager']:.2f}"]
+            row += [f"{1000 * min(times[name]):.0f}", _ratio(times, name, "eager")]
         rows.append(row)
     head = ["way"]
     for length in PROMPTS:
@@ -120,7 +123,7 @@ def _work(folder: Path, layers: int, rounds: int, turn: int) -> dict[str, Times]
     generators: dict[str, Any] = {"eager": model}
     loops: dict[str, Any] = {}
     names = [*GENERATORS, *exports.PEER]
-    first = turn * len(names) // 2 % len(names) + turn  # ours before the peer's, and the other way round
+    first = turn * len(GENERATORS) % len(names)  # ours before the peer's, and the other way round
     for name in [*names[first:], *names[:first]]:
         target = folder / f"{name}-{layers}"
         if name in exports.PEER:
@@ -166,12 +169,15 @@ def _calls(
         name: functools.partial(generated, model) for name, model in generators.items()
     }
     ids = prompt["input_ids"].numpy()
-    return calls | {name: functools.partial(loop, ids, count) for name, loop in loops.items()}
+    calls |= {name: functools.partial(loop, ids, count) for name, loop in loops.items()}
+    return dict(
+        sorted(calls.items(), key=lambda item: item[0].split()[-1])
+    )  # what is compared, one after another
 
 
 def _timed(calls: dict[str, Callable[[], list[int]]], rounds: int) -> Times:
     wanted = calls["eager"]()
-    best = dict.fromkeys(calls, float("inf"))
+    times: Times = {name: [] for name in calls}
     for name, call in calls.items():
         if (made := call()) != wanted:  # the first call also makes sessions
             print(f"{name} makes other tokens than eager: {made}, not {wanted}", file=sys.stderr)
@@ -179,8 +185,8 @@ def _timed(calls: dict[str, Callable[[], list[int]]], rounds: int) -> Times:
         for name, call in calls.items():
             start = time.process_time()
             call()
-            best[name] = min(best[name], time.process_time() - start)
-    return best
+            times[name].append(time.process_time() - start)
+    return times
 
 
 if __name__ == "__main__":

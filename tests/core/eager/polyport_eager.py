@@ -48,13 +48,18 @@ def polyport_trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
     import torch
 
     from polyport import structure
-    from polyport.capture import tensor_leaves, untouched
+    from polyport.capture import is_constant, rebuilt, tensor_leaves, true_lengths, untouched
 
-    with untouched(call.model), torch.no_grad():
-        output = call.model(**call.kwargs)
+    constants = {name: value for name, value in call.kwargs.items() if is_constant(value)}
+    kwargs = {name: value for name, value in call.kwargs.items() if name not in constants}
+    leaves = {name: leaf.clone() for name, leaf in tensor_leaves(kwargs).items()}
+    given = rebuilt(kwargs, leaves)
+    versions = {name: leaf._version for name, leaf in leaves.items()}
+    with untouched(call.model), torch.no_grad(), true_lengths(given):
+        output = call.model(**given, **constants)
     weight = next(call.model.parameters())
     inputs = []
-    for name, leaf in tensor_leaves(call.kwargs).items():
+    for name, leaf in leaves.items():
         shape = tuple(call.axes.get(name, {}).get(axis, size) for axis, size in enumerate(leaf.shape))
         inputs.append(TensorInfo(name, _name(leaf.dtype), shape))
     metadata = ExportMetadata(
@@ -62,14 +67,16 @@ def polyport_trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
         export_config=config.record(),
         export_dtype=_name(weight.dtype),
         export_device=str(weight.device),
-        kwargs={name: {} for name in call.kwargs},
-        in_spec=structure.dump_structure(structure.flatten(((), dict(call.kwargs)))[1]),
+        kwargs={name: {} for name in kwargs},
+        in_spec=structure.dump_structure(structure.flatten(((), kwargs))[1]),
+        in_constants=constants,
         out_spec=structure.dump_structure(structure.flatten(output)[1]),
         inputs=tuple(inputs),
         outputs=tuple(
             TensorInfo(n, _name(x.dtype), ("?",) * x.dim()) for n, x in tensor_leaves(output).items()
         ),
         axes=dict(call.ranges),
+        in_place=tuple(name for name, leaf in leaves.items() if leaf._version != versions[name]),
         defaults=dict(call.defaults),
         backend={"config": json.loads(call.model.config.to_json_string(use_diff=False))},
     )
@@ -122,6 +129,8 @@ class EagerRunner:
         import torch
         import transformers
 
+        from polyport import structure
+
         cls = getattr(transformers, str(metadata.architecture))
         self.model = cls(cls.config_class.from_dict(metadata.backend["config"])).eval()
         self.model.to(getattr(torch, str(metadata.export_dtype)))
@@ -131,11 +140,16 @@ class EagerRunner:
             raise ArtifactError(
                 f"The weights are not those of {metadata.architecture}.", stage="run"
             ) from error
-        self.names = metadata.input_names
+        self.spec = structure.load_structure(str(metadata.in_spec))
+        self.constants = metadata.in_constants
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         import torch
 
-        with torch.no_grad():
-            output = self.model(**dict(zip(self.names, inputs, strict=True)))
+        from polyport import structure
+        from polyport.capture import tensor_leaves, true_lengths
+
+        kwargs = structure.unflatten(inputs, self.spec)[1]
+        with torch.no_grad(), true_lengths(kwargs):
+            output = tensor_leaves(self.model(**kwargs, **self.constants))
         return list(output.values())

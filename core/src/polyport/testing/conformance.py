@@ -8,12 +8,13 @@ from typing import Any
 from polyport.testing.artifact_tests import ArtifactTests
 from polyport.testing.call_tests import CallTests
 from polyport.testing.capabilities import does_not_apply
+from polyport.testing.generation_tests import GenerationTests
 from polyport.testing.leftover_tests import LeftoverTests
 from polyport.testing.plugin_tests import PluginTests
 from polyport.testing.result_tests import ResultTests
 
 
-class BackendConformance(PluginTests, ResultTests, CallTests, ArtifactTests, LeftoverTests):
+class BackendConformance(PluginTests, ResultTests, CallTests, GenerationTests, ArtifactTests, LeftoverTests):
     """Tests that every backend of polyport passes.
 
     Subclass it in a test module of your distribution, and run pytest::

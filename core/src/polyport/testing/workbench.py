@@ -77,14 +77,25 @@ class Workbench:
         self, model: Any, example: Example, plugins: Sequence[Any] = (), **options: Any
     ) -> ExportedModel:
         """A new export."""
-        config = {
+        config = self._config(options)
+        exporter = AutoHfExporter.from_config(config)
+        return exporter.export(model, example.sample(), config, plugins=plugins)
+
+    def export_generation(self, model: Any, *settings: Any, **options: Any) -> ExportedModel:
+        """A new export for generation, from the sample of the decoder."""
+        config = self._config({})
+        exporter = AutoHfExporter.from_config(config)
+        return exporter.export_for_generation(
+            model, EXAMPLES["decoder"].sample(), config, *settings, **options
+        )
+
+    def _config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
             "export_format": self.suite.format,
             "dynamic": self.suite.supports_dynamic,
             **self.suite.config_options,
             **options,
         }
-        exporter = AutoHfExporter.from_config(config)
-        return exporter.export(model, example.sample(), config, plugins=plugins)
 
     def exported(self, example: str) -> ExportedModel:
         """The export of a model."""
