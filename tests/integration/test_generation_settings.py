@@ -160,3 +160,21 @@ def test_inputs_of_every_component_from_several_samples(tiny_llama: Any) -> None
     assert list(found) == ["prefill", "decode"]
     assert [kwargs["input_ids"].shape[1] for kwargs in found["prefill"]] == [4, 6]
     assert [kwargs["cache"].get_seq_length() for kwargs in found["decode"]] == [4, 6]
+
+
+@formats
+@pytest.mark.parametrize("way", ["growing", "static"])
+def test_a_cache_that_is_reset(tiny_llama: Any, export_format: str, way: str) -> None:
+    """Two texts on one cache object, with a reset in between."""
+    from transformers import DynamicCache, StaticCache
+
+    exported = EXPORTERS[export_format]().export_for_generation(
+        tiny_llama, PROMPT, None, _static(16) if way == "static" else None
+    )
+    running = exported.as_transformers()
+    cache = StaticCache(config=tiny_llama.config, max_cache_len=16) if way == "static" else DynamicCache()
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "cache_implementation": None}
+    for ids in (torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[11, 12, 13]])):
+        wanted = tiny_llama.generate(input_ids=ids, max_new_tokens=5, do_sample=False)
+        assert torch.equal(running.generate(input_ids=ids, cache=cache, **options), wanted)
+        cache.reset()

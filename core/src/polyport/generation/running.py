@@ -81,8 +81,14 @@ class Component:
             return results.value(tensors, sizes)
         fields = results.parts(results.leaves(tensors, sizes))
         return results.spec.type(
-            **{key: self._field(spec, own, cache) for key, (spec, own) in fields.items()}
+            **{key: self._field(spec, own, cache, cache_name) for key, (spec, own) in fields.items()}
         )
+
+    def forget(self, cache: Any) -> None:
+        """Take nothing for known of a cache that starts anew."""
+        if isinstance(cache, Cache):
+            for bridge in self._bridges.values():
+                bridge.forget(cache)
 
     def _nested(self, name: str, value: Any, leaves: dict[str, Any]) -> None:
         """The tensors inside a container; numbers and flags must be those that were traced."""
@@ -133,11 +139,12 @@ class Component:
         )
         return bridge.read(cache, rows, self.device)
 
-    def _field(self, spec: TreeSpec, leaves: list[Any], cache: Cache) -> Any:
+    def _field(self, spec: TreeSpec, leaves: list[Any], cache: Cache, cache_name: str) -> Any:
         if spec.is_leaf():
             return leaves[0]
-        value = structure.unflatten(leaves, spec)
-        return states.put(cache, value) if isinstance(value, Cache) else value
+        if spec.type is not None and issubclass(spec.type, Cache):
+            return self._bridges[cache_name].write(cache, spec, leaves)
+        return structure.unflatten(leaves, spec)
 
 
 def _is_output(cls: Any) -> bool:
@@ -187,6 +194,9 @@ class Host:
             # what the model itself would count, whatever the mask says
             kwargs["position_ids"] = torch.arange(past, past + count).expand(ids.shape[0], -1)
         if past == 0:
+            self.decode.forget(cache)
+            if self.prefill is not None:
+                self.prefill.forget(cache)
             outputs = self._start(kwargs, count)
             # `generate` would hand over a cache that nobody asked for, with the whole text again
             return _without_state(outputs) if kwargs.get("use_cache") is False else outputs

@@ -6,8 +6,9 @@ step never has to know how much of a window is filled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from transformers import cache_utils
@@ -17,6 +18,7 @@ from polyport import structure
 from polyport.caches import find_dtype
 from polyport.errors import InputError
 from polyport.metadata import ExportMetadata, TensorInfo
+from polyport.structure import TreeSpec
 
 #: What a layer of a cache is that keeps all tokens, for a layer that forgets those outside of its window.
 _FULL = {
@@ -153,6 +155,9 @@ class Bridge:
         self.infos = [
             (info, info.name.split(".")[1:]) for info in metadata.inputs if info.name.startswith(f"{kwarg}.")
         ]
+        #: Caches that are as the component returns them, but for their tensors.
+        self._settled: WeakSet[Cache] = WeakSet()
+        self._places: list[list[str]] = []
 
     def read(self, cache: Cache, rows: int, device: torch.device) -> dict[str, torch.Tensor]:
         """The tensors of a cache, by leaf; where there are none yet, empty ones.
@@ -162,35 +167,74 @@ class Bridge:
             rows: Size of the batch.
             device: Where the empty ones are made.
         """
+        found = {info.name: _at(cache, path) for info, path in self.infos}
+        if None in found.values():
+            self.forget(cache)
         return {
-            info.name: found
-            if (found := _at(cache, path)) is not None
-            else _blank(info, cache, path, rows, device)
+            info.name: _blank(info, cache, path, rows, device)
+            if (tensor := found[info.name]) is None
+            else tensor
             for info, path in self.infos
         }
+
+    def forget(self, cache: Cache) -> None:
+        """A cache starts anew: nothing of it is taken for known."""
+        self._settled.discard(cache)
+
+    def write(self, cache: Cache, spec: TreeSpec, leaves: Sequence[Any]) -> Any:
+        """Bring a cache up to date.
+
+        Args:
+            cache: The cache.
+            spec: Structure of the cache that the component returned.
+            leaves: Its leaves.
+
+        Returns:
+            See `put`.
+        """
+        if self.infos and cache in self._settled:  # at every token but the first, all else stays as it is
+            for path, leaf in zip(self._places, leaves, strict=True):
+                _set(cache, path, leaf)
+            return cache
+        value = put(cache, structure.unflatten(leaves, spec))
+        if value is cache:
+            self._places = [name.split(".") for name in structure.leaf_names(spec)]
+            self._settled.add(cache)
+        return value
+
+
+def _set(cache: Any, path: list[str], leaf: Any) -> None:
+    owner = cache
+    for key in path[:-1]:
+        owner = _inside(owner, key)
+    last = path[-1]
+    if isinstance(owner, dict):
+        owner[int(last) if last.isdigit() else last] = leaf
+    elif isinstance(owner, list):
+        owner[int(last)] = leaf
+    else:
+        setattr(owner, last, leaf)
+
+
+def _inside(value: Any, key: str) -> Any:
+    if isinstance(value, (list, tuple)):
+        return value[int(key)] if int(key) < len(value) else None
+    if isinstance(value, Mapping):
+        return value.get(int(key) if key.isdigit() else key)
+    return getattr(value, key, None)
 
 
 def _at(cache: Any, path: list[str]) -> torch.Tensor | None:
     value = cache
     for key in path:
-        if isinstance(value, (list, tuple)):
-            value = value[int(key)] if int(key) < len(value) else None
-        elif isinstance(value, Mapping):
-            value = value.get(int(key) if key.isdigit() else key)
-        else:
-            value = getattr(value, key, None)
-        if value is None:
-            return None
+        value = _inside(value, key)
     return value if isinstance(value, torch.Tensor) else None
 
 
 def _blank(info: TensorInfo, cache: Any, path: list[str], rows: int, device: torch.device) -> torch.Tensor:
     layer = cache
     for key in path[:-1]:
-        if isinstance(layer, (list, tuple)):
-            layer = layer[int(key)] if int(key) < len(layer) else None
-        else:
-            layer = getattr(layer, key, None)
+        layer = _inside(layer, key)
     length = getattr(layer, "max_cache_len", 0)
     sizes = {0: rows, 2: length if isinstance(length, int) else 0}
     shape = [size if isinstance(size, int) else sizes.get(axis, 0) for axis, size in enumerate(info.shape)]
