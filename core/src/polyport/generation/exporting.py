@@ -14,7 +14,7 @@ from polyport.capture.prepare import copied
 from polyport.config import ExportConfig
 from polyport.errors import ConfigError, ExportError, PolyportError
 from polyport.generation.decompose import decompose, whole_config
-from polyport.generation.parts import Decomposition
+from polyport.generation.parts import Decomposition, Part
 from polyport.generation.record import GenerationRecord, attention_of, uncovered_tensors
 from polyport.generation.stages import DECODE
 from polyport.pipeline import ExportedComponent
@@ -64,7 +64,9 @@ def export_generation(
                 ) from error
             raise
         for session, _ in jobs:
-            components[session.format][name] = made[session.format][0]
+            component = made[session.format][0]
+            _check_single_tokens(name, part, component)
+            components[session.format][name] = component
     return {
         session.format: _exported(
             model, inputs, found, components[session.format], session, generation_config
@@ -101,6 +103,22 @@ def _exported(
         ),
         leftovers=uncovered_tensors(model, found.plan),
     )
+
+
+def _check_single_tokens(name: str, part: Part, component: ExportedComponent) -> None:
+    """Refuse a decode step for several tokens that can't take one: then nothing can be generated with it.
+
+    Raises:
+        ExportError: It can't.
+    """
+    for axis in ("sequence", "decoder_sequence"):
+        span = component.metadata.axes.get(axis)
+        if name == DECODE and not part.pinned and span is not None and span.min > 1:
+            raise ExportError(
+                f"Component {name!r}: {type(part.module).__name__} computes differently from {span.min} tokens on, so a graph "
+                "for several tokens can't take one. Export with multi_token_decode=False.",
+                stage="trace",
+            )
 
 
 def _any_config(session: Session, config: Configs) -> ExportConfig | Mapping[str, Any] | None:

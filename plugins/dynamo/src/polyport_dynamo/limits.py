@@ -19,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from polyport.capture import rebuilt, tensor_leaves
 from polyport.capture.configs import placeholders
+from polyport.capture.groups import Layout
 from polyport.capture.layout import propose
 from polyport.capture.probe import Probe, is_prime
 from polyport.capture.resize import resized
@@ -97,12 +98,28 @@ def widen(program: torch.export.ExportedProgram, call: CapturedCall, names: Axis
             if size >= span.min:
                 continue
             shorter = rebuilt(call.sample, resized(leaves, layout, {name: size}, 1, special))
-            if agrees(program, call, shorter):
+            if agrees(program, call, shorter) and _agrees_later(program, call, layout, {name: size}):
                 ranges[name] = AxisRange(min=size, max=span.max)
                 forget(program, shorter)
                 _lower(program, [symbol for symbol, known in names.symbols.items() if known == name], size)
                 break
     return attrs.evolve(names, ranges=ranges)
+
+
+def _agrees_later(
+    program: torch.export.ExportedProgram, call: CapturedCall, layout: Layout, sizes: dict[str, int]
+) -> bool:
+    """Whether the graph is right for few new tokens after more cached ones, too.
+
+    Beyond a limit, a model may make its table of positions for as many tokens as are new (Speech2Text): that table is too
+    short for what is cached.
+    """
+    past = layout.groups.get("past")
+    if past is None or "past" in sizes:
+        return True
+    special = placeholders(getattr(call.model, "config", None))
+    more = resized(tensor_leaves(call.sample), layout, {**sizes, "past": past.size + 3}, 1, special)
+    return agrees(program, call, rebuilt(call.sample, more))
 
 
 def _lower(program: torch.export.ExportedProgram, symbols: list[sympy.Symbol], size: int) -> None:
