@@ -88,7 +88,7 @@ def _exported(
         session.format,
         components,
         config=model.config,
-        sample={name: copied(value) for name, value in dict(inputs).items()},
+        sample=copied(dict(inputs)),
         generation_config=whole_config(host, generation_config),
         session=session,
         generation=GenerationRecord(

@@ -70,7 +70,7 @@ def _agrees(host: torch.nn.Module, step: Mapping[str, Any], wanted: torch.Tensor
 
 def _first_tensor(host: torch.nn.Module, kwargs: Mapping[str, Any]) -> torch.Tensor:
     """The logits of a call, or what else it returns first; the arguments stay as they are."""
-    outputs = host(**{name: copied(value) for name, value in kwargs.items()})
+    outputs = host(**copied(dict(kwargs)))
     logits = getattr(outputs, "logits", None)
     leaves = [logits] if logits is not None else structure.flatten(outputs)[0]
     return next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)).float()

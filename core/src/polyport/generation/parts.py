@@ -85,7 +85,7 @@ class Assembly:
         parts = {name: self._module_part(path) for name, path in self.plan.modules.items()}
         decode = self._step(1)
         cache = decode.get(self.cache_name) if self.cache_name else None
-        static = any(hasattr(layer, "max_cache_len") for layer in _layers(cache))
+        static = states.room_in(cache) is not None
         if self.multi_token:
             decode = self._merged_step(decode)
         if not self.plan.split and not (self.multi_token and self._one_graph(decode, cache)):
@@ -100,7 +100,7 @@ class Assembly:
             parts=parts,
             multi_token_decode=self.multi_token,
             static=static,
-            growing=not static and any(hasattr(layer, "keys") for layer in _layers(cache)),
+            growing=not static and any(hasattr(layer, "keys") for layer in states.layers_of(cache)),
         )
 
     def _module_part(self, path: str) -> Part:
@@ -130,8 +130,8 @@ class Assembly:
             return kwargs
         places = torch.tensor([ids.shape[1] - 1], device=ids.device)
         try:
-            every = self.host(**copied_kwargs(kwargs)).logits
-            some = self.host(**copied_kwargs(kwargs), logits_to_keep=places).logits
+            every = self.host(**copied(kwargs)).logits
+            some = self.host(**copied(kwargs), logits_to_keep=places).logits
         except Exception:  # noqa: BLE001  a model that only takes a number computes all logits
             return kwargs
         right = some.shape[1] == 1 and torch.allclose(some, every[:, -1:], rtol=1e-3, atol=1e-4)
@@ -142,10 +142,10 @@ class Assembly:
         second = self._step(2)
         both = merged(first, second, self.cache_name)
         try:
-            once = self.host(**copied_kwargs(both)).logits[:, -1]
+            once = self.host(**copied(both)).logits[:, -1]
         except Exception as error:
             raise self._refused(f"{type(error).__name__}: {error}") from error
-        twice = self.host(**copied_kwargs(second)).logits[:, -1]
+        twice = self.host(**copied(second)).logits[:, -1]
         spread = float(
             (twice - twice.mean(-1, keepdim=True)).abs().max()
         )  # what tells one token from another
@@ -182,15 +182,6 @@ def _steps(calls: list[Call]) -> list[Call]:
 
 def _continues(kwargs: Mapping[str, Any]) -> bool:
     return kwargs.get("state") is not None or states.tokens_in(kwargs.get("cache")) > 0
-
-
-def copied_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Kwargs of a call of their own: a step writes to its cache."""
-    return {name: copied(value) for name, value in kwargs.items()}
-
-
-def _layers(cache: Any) -> list[Any]:
-    return [layer for part in states.parts(cache) for layer in getattr(part, "layers", ())]
 
 
 def _traceable(kwargs: Mapping[str, Any]) -> dict[str, Any]:

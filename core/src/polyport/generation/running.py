@@ -210,10 +210,7 @@ class Host:
         Raises:
             InputError: A graph would fail somewhere inside, or write tokens over others.
         """
-        layers = getattr(next(states.parts(cache)), "layers", ())
-        room = next(
-            (n for layer in layers if isinstance(n := getattr(layer, "max_cache_len", None), int)), None
-        )
+        room = states.room_in(next(states.parts(cache)))
         if self.static and room is None:
             raise InputError(
                 "This export was made for a static cache. Pass a StaticCache, or have generate() make one: "
@@ -237,11 +234,7 @@ class Host:
         return _run(self.decode, kwargs, count)
 
     def _token_by_token(self, kwargs: dict[str, Any], count: int, state: Any) -> Any:
-        growing = not any(
-            hasattr(layer, "max_cache_len")
-            for part in states.parts(state)
-            for layer in getattr(part, "layers", ())
-        )
+        growing = states.room_in(state) is None
         name = "cache" if "cache" in kwargs else "state"
         logits: list[torch.Tensor] = []
         outputs: Any = None

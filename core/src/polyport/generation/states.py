@@ -40,6 +40,17 @@ def parts(cache: Any) -> Iterator[Cache]:
         yield cache
 
 
+def layers_of(cache: Any) -> Iterator[Any]:
+    """The layers of the caches inside one; none where it is no cache."""
+    for part in parts(cache):
+        yield from getattr(part, "layers", ())
+
+
+def room_in(cache: Any) -> int | None:
+    """For how many tokens a static cache has room, cached ones included; None where a cache grows, or is none."""
+    return next((room for layer in layers_of(cache) if (room := _room(layer)) is not None), None)
+
+
 def keep_all_tokens(cache: Any, length: int = 0) -> None:
     """Turn the layers of a cache that keep a window into ones that keep everything, in place.
 
@@ -110,8 +121,7 @@ def tokens_in(cache: Any) -> int:
     """How many tokens a cache has seen: 0 where nothing is in it, 1 where only a recurrent state says that there were some."""
     if not isinstance(cache, Cache):
         return 0 if cache is None else 1
-    first = next(parts(cache))
-    for layer in getattr(first, "layers", ()):
+    for layer in layers_of(next(parts(cache))):
         state = getattr(layer, "has_previous_state", None)
         if isinstance(state, dict) and any(state.values()):
             return 1
@@ -123,9 +133,7 @@ def tokens_in(cache: Any) -> int:
 def recurrent(cache: Any) -> bool:
     """Whether some layer keeps a state in place of keys and values."""
     mixin = cache_utils.LinearAttentionCacheLayerMixin
-    return isinstance(cache, Cache) and any(
-        isinstance(layer, mixin) for part in parts(cache) for layer in getattr(part, "layers", ())
-    )
+    return isinstance(cache, Cache) and any(isinstance(layer, mixin) for layer in layers_of(cache))
 
 
 def emptied(cache: Any) -> Any:
@@ -136,10 +144,9 @@ def emptied(cache: Any) -> Any:
     )
     for index in getattr(empty, "is_updated", {}):
         empty.is_updated[index] = False
-    for part in parts(empty):
-        for layer in getattr(part, "layers", ()):
-            if isinstance(state := getattr(layer, "has_previous_state", None), dict):
-                layer.has_previous_state = dict.fromkeys(state, False)
+    for layer in layers_of(empty):
+        if isinstance(state := getattr(layer, "has_previous_state", None), dict):
+            layer.has_previous_state = dict.fromkeys(state, False)
     return empty
 
 
@@ -235,8 +242,7 @@ def _blank(info: TensorInfo, cache: Any, path: list[str], rows: int, device: tor
     layer = cache
     for key in path[:-1]:
         layer = _inside(layer, key)
-    length = getattr(layer, "max_cache_len", 0)
-    sizes = {0: rows, 2: length if isinstance(length, int) else 0}
+    sizes = {0: rows, 2: _room(layer) or 0}
     shape = [size if isinstance(size, int) else sizes.get(axis, 0) for axis, size in enumerate(info.shape)]
     return torch.zeros(shape, dtype=find_dtype(info.dtype), device=device)
 

@@ -80,4 +80,5 @@ def by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-    return {name: copied(value) for name, value in named.items()}
+    own: dict[str, Any] = copied(named)
+    return own
