@@ -33,8 +33,8 @@ from polyport import ExportedModel, OnnxConfig, OnnxExporter, structure
 from polyport.errors import ArtifactError
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import RunRequest
-from polyport_onnx import lowering
-from polyport_onnx.leaves import Leaves
+from polyport_dynamo.lowering import Leaves, preparing
+from polyport_dynamo.lowering.functionalize import NotLocal
 from polyport_onnx.lowering import Lowered, lower_program
 from polyport_onnx.overwrite import may_overwrite
 from polyport_onnx.runner import SessionRunner
@@ -439,9 +439,9 @@ def test_same_as_torch(function: Callable[..., Any], way: str, monkeypatch: pyte
     if way == "whole":
 
         def refuse(graph: Any) -> Any:
-            raise lowering.NotLocal("asked for")
+            raise NotLocal("asked for")
 
-        monkeypatch.setattr(lowering, "functionalize", refuse)
+        monkeypatch.setattr(preparing, "functionalize", refuse)
     count = function.__code__.co_argcount
     args = [torch.randn(5, 5) for _ in range(count)]
     theirs, ours = [[arg.clone() for arg in args] for _ in range(2)]

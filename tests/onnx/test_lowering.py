@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyport_onnx import lowering
+from polyport_dynamo.lowering import preparing
 from polyport_onnx.lowering import lower_program
 from polyport_onnx.translate import UnsupportedOperator
 
@@ -273,8 +273,8 @@ def test_what_cannot_be_followed_locally_takes_the_pass_over_the_whole_program(
         return torch.nn.functional.celu(y)
 
     taken: list[object] = []
-    whole = lowering.decompose_whole
-    monkeypatch.setattr(lowering, "decompose_whole", lambda *args: taken.append(args) or whole(*args))
+    whole = preparing._decompose_whole
+    monkeypatch.setattr(preparing, "_decompose_whole", lambda *args: taken.append(args) or whole(*args))
     assert_same(function, [torch.randn(4, 4)])
     assert len(taken) == 1
 

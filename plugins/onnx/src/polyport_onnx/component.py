@@ -7,12 +7,16 @@ import attrs
 from polyport.errors import ConfigError, ExportError
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import ExportedComponent, TracedProgram
+from polyport_dynamo.lowering import Leaves
 from polyport_onnx import torch_internals
 from polyport_onnx.config import OnnxConfig
-from polyport_onnx.leaves import ONE_BUFFER, Leaves
 from polyport_onnx.lowering import Lowered, lower_program
 from polyport_onnx.overwrite import may_overwrite
 from polyport_onnx.translate import UnsupportedOperator
+
+#: Key of `ExportMetadata.backend` for those who run the graph without us: leaves of `in_place` whose input and output may be
+#: bound to one buffer.
+ONE_BUFFER = "one_buffer"
 
 
 def to_component(traced: TracedProgram, config: OnnxConfig) -> ExportedComponent:

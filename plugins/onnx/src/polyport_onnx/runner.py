@@ -16,9 +16,9 @@ import torch
 from polyport.errors import ArtifactError, ExportError, InputError
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import RunRequest
+from polyport_dynamo.lowering import Leaves
 from polyport_onnx.artifact import save_models, source_of
 from polyport_onnx.binding import BoundRuns
-from polyport_onnx.leaves import Leaves
 from polyport_onnx.overwrite import may_overwrite
 
 #: Optimisations that cost time on the CPU provider: its fused SkipLayerNormalization takes longer than the

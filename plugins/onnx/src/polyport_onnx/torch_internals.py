@@ -7,8 +7,7 @@ version that moves them needs a change here and nowhere else. Tested with torch 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,9 +15,6 @@ import onnxscript
 import torch
 from onnxscript.function_libs.torch_lib import ops as _torchlib_ops
 from onnxscript.function_libs.torch_lib import registration as _torchlib_registration
-from torch._decomp import decomposition_table as _core_decompositions
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.onnx._internal.exporter import _building, _core, _tensors
 from torch.onnx._internal.exporter._torchlib import _torchlib_registry
 
@@ -26,12 +22,9 @@ __all__ = [
     "MAX_OPSET",
     "MIN_OPSET",
     "Torchlib",
-    "decomposition_of",
-    "default_decompositions",
     "new_value",
     "onnx_dtype",
     "record",
-    "trace_fake",
 ]
 
 del _torchlib_ops  # Imported for its side effect: it fills the registry.
@@ -128,51 +121,3 @@ def record(
             function_ir.opset_imports[""] = opset.version
         functions[identifier] = function_ir
     return outputs, recorder.nodes, functions
-
-
-def decomposition_of(target: Any) -> Callable[..., Any] | None:
-    """How torch itself writes `target` in terms of other operators, or None where it does not."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    # torch's composite kernels come first: they end in aten operators, the Python references often in prims.
-    if target._can_decompose():
-        return target.decompose
-    found: Callable[..., Any] | None = _core_decompositions.get(target)
-    return found
-
-
-def default_decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decompositions that `torch.export` uses by default: those which its functionalisation can take."""
-    table: dict[Any, Callable[..., Any]] = dict(
-        torch.export.default_decompositions().items()  # type: ignore[no-untyped-call]
-    )
-    return table
-
-
-def trace_fake(
-    function: Callable[..., Any], leaves: Sequence[Any], mode: FakeTensorMode | None
-) -> torch.fx.GraphModule:
-    """Trace `function` over fake tensors and symbols, leaving their shape environment as it was.
-
-    Args:
-        function: takes the leaves as positional arguments.
-        leaves: fake tensors and symbolic numbers.
-        mode: the fake mode the tensors belong to.
-    """
-    with contextlib.ExitStack() as stack:
-        if mode is not None:
-            stack.enter_context(mode)
-            stack.enter_context(_frozen(mode))
-        stack.enter_context(torch.no_grad())
-        return make_fx(function, tracing_mode="real", pre_dispatch=False)(*leaves)
-
-
-@contextlib.contextmanager
-def _frozen(mode: FakeTensorMode) -> Iterator[None]:
-    """Record no guard: the symbols belong to a program which other formats lower later."""
-    env = mode.shape_env
-    if env is None:
-        yield
-        return
-    with env.suppress_guards():
-        yield

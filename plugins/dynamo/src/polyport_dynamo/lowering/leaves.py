@@ -14,9 +14,8 @@ import attrs
 from polyport.errors import ArtifactError
 from polyport.metadata import ExportMetadata
 
-#: Keys of `ExportMetadata.backend`. The second is for those who run the graph without us: leaves of `in_place` whose input
-#: and output may be bound to one buffer.
-PASSED_THROUGH, ONE_BUFFER = "passed_through", "one_buffer"
+#: Key of `ExportMetadata.backend` (see `Leaves.passed_through`).
+PASSED_THROUGH = "passed_through"
 
 
 @attrs.frozen(kw_only=True)
@@ -91,5 +90,4 @@ def _damaged(key: str, value: Any) -> ArtifactError:
     return ArtifactError(
         f"The export records {key!r} as {value!r}, which does not fit its inputs and outputs.",
         stage="load",
-        backend="onnx",
     )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from polyport_onnx import torch_internals
-from polyport_onnx.functionalize import NotLocal, functionalize
+from polyport_dynamo.lowering import internals
+from polyport_dynamo.lowering.functionalize import NotLocal, functionalize
 
 Node = torch.fx.Node
 
@@ -46,7 +46,7 @@ def decompose(graph: torch.fx.Graph, known: Callable[[Node], bool]) -> None:
     work = [(node, 0) for node in graph.nodes if node.op == "call_function" and not known(node)]
     while work:
         node, depth = work.pop()
-        function = torch_internals.decomposition_of(node.target)
+        function = internals.decomposition_of(node.target)
         if function is None or depth > _DEEPEST:
             continue  # The translation names it, together with all others that lack one.
         made = _expand(graph, node, function, cache)
@@ -114,7 +114,7 @@ def _trace(function: Callable[..., Any], flat: list[Any], spec: Any) -> torch.fx
 
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     try:
-        traced = torch_internals.trace_fake(call, values, mode)
+        traced = internals.trace_fake(call, values, mode)
     except Exception as error:
         raise NotLocal(f"{function} cannot be traced by itself: {error}") from error
     functionalize(traced.graph)
