@@ -1,0 +1,22 @@
+"""Our own translations of torch operators: the frequent ones, and those that the frontend lacks or gets wrong.
+
+The tracer has recorded every shape and type. The frontend does not see them, so it computes shapes in the graph and guesses
+types; most of that arithmetic is a constant, a 0 or a -1.
+"""
+
+from __future__ import annotations
+
+from polyport_openvino.ops import attention, creation, elementwise, linear, shape, sym
+from polyport_openvino.ops.table import Translation, find, translates
+
+__all__ = [
+    "Translation",
+    "attention",
+    "creation",
+    "elementwise",
+    "find",
+    "linear",
+    "shape",
+    "sym",
+    "translates",
+]
