@@ -20,6 +20,7 @@ from polyport.caches import find_dtype
 from polyport.config import plain
 from polyport.errors import InputError
 from polyport.fills import Fill
+from polyport.held import HeldTensor, plain_tensor
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import Runner
 from polyport.results import Results
@@ -126,7 +127,7 @@ class Caller:
                     tensors.append(None)
                     continue
             if (
-                type(value) is not torch.Tensor
+                (type(value) is not torch.Tensor and not self._holds(value))
                 or value.dtype is not slot.dtype
                 or value.device != self._device
                 or value.requires_grad
@@ -213,8 +214,13 @@ class Caller:
         except ZeroDivisionError as error:
             raise self._error("a size of an input that was left out can't be computed") from error
 
+    def _holds(self, value: Any) -> bool:
+        """Whether a value is a tensor whose content the runner keeps."""
+        return isinstance(value, HeldTensor) and value.keeper.runner is self.runner
+
     def _convert(self, slot: _Slot, value: Any) -> torch.Tensor:
         """`value` as a tensor of the traced dtype on the runner's device, wherever eager would take it too."""
+        value = plain_tensor(value)
         if not isinstance(value, torch.Tensor):
             try:
                 value = _from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)

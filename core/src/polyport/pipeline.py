@@ -145,7 +145,8 @@ class Runner(Protocol):
         Args:
             inputs: One tensor per `metadata.inputs`, in that order, contiguous, of the traced dtype, on `device`. Sizes
                 were checked against the metadata. They may share memory with the caller's tensors: write to none but
-                those that `metadata.in_place` names, which get their new content where they lie.
+                those that `metadata.in_place` names, which get their new content where they lie. Tensors that this runner
+                returned as held (`polyport.held.HeldTensor`) come back as they are.
 
         Returns:
             One tensor per `metadata.outputs`, in that order, which nobody else writes to afterwards; a changed input

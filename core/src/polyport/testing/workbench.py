@@ -158,7 +158,7 @@ class Workbench:
             if not isinstance(wanted, torch.Tensor):
                 assert got[name] == wanted, name
                 continue
-            assert type(got[name]) is torch.Tensor, f"{name} is a {type(got[name]).__name__}"
+            assert isinstance(got[name], torch.Tensor), f"{name} is a {type(got[name]).__name__}"
             assert got[name].dtype == wanted.dtype, f"{name} is {got[name].dtype}, the model's {wanted.dtype}"
             dtype = str(wanted.dtype).removeprefix("torch.")
             floating = wanted.is_floating_point() or wanted.is_complex()

@@ -6,6 +6,7 @@ from polyport.errors import ExportError
 from polyport.pipeline import ExportedComponent, TracedProgram
 from polyport_openvino.config import OpenVINOConfig
 from polyport_openvino.lowering import lower_program
+from polyport_openvino.stateful import make_stateful
 from polyport_openvino.translate import UnsupportedOperator
 
 
@@ -28,4 +29,7 @@ def to_component(traced: TracedProgram, config: OpenVINOConfig) -> ExportedCompo
         raise ExportError(
             f"The traced graph can't be lowered to OpenVINO: {error}", stage="lower", backend="openvino"
         ) from error
-    return ExportedComponent(program=lowered.model, metadata=lowered.leaves.recorded(metadata))
+    recorded = lowered.leaves.recorded(metadata)
+    if config.stateful:
+        recorded = make_stateful(lowered, recorded)
+    return ExportedComponent(program=lowered.model, metadata=recorded)

@@ -60,7 +60,11 @@ def polyport_load(files: Sequence[Path], metadata: ExportMetadata, trust: bool) 
 @hookimpl
 def polyport_run(component: ExportedComponent, request: RunRequest) -> Runner:
     from polyport_openvino.runner import ModelRunner
+    from polyport_openvino.stateful import variables_of
+    from polyport_openvino.stateful_runner import StatefulRunner
 
+    if variables_of(component.metadata):
+        return StatefulRunner(component.program, component.metadata, request)
     return ModelRunner(component.program, component.metadata, request)
 
 

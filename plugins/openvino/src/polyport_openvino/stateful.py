@@ -1,0 +1,165 @@
+"""Caches inside the model: what goes in and comes out at every step becomes a variable of the runtime.
+
+A variable is read through `Gather(variable, beam_idx)`: the rows that a step continues from, in the order in which it continues
+them. OpenVINO's CPU fuses that, the concatenation with the new token, and attention into one operator that writes the token
+behind the others and moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import openvino as ov
+import openvino.opset15 as opset
+from openvino import op
+
+from polyport.errors import ArtifactError
+from polyport.metadata import ExportMetadata, TensorInfo
+from polyport.sizes import compiled
+from polyport_dynamo.lowering import Leaves
+from polyport_openvino.lowering import Lowered
+
+#: Name of the input that says which rows of the variables a call continues from.
+BEAM_IDX = "beam_idx"
+
+#: Key of `ExportMetadata.backend`: the leaves that are variables.
+VARIABLES = "variables"
+
+
+def variables_of(metadata: ExportMetadata) -> tuple[str, ...]:
+    """The leaves of a record that are variables; their ids are their names.
+
+    Raises:
+        ArtifactError: The record is damaged.
+    """
+    names = metadata.backend.get(VARIABLES, [])
+    both = set(metadata.input_names) & set(metadata.output_names)
+    if not isinstance(names, list) or not set(names) <= both or len(set(names)) != len(names):
+        raise ArtifactError(
+            f"The export records {VARIABLES!r} as {names!r}, which does not fit its inputs and outputs.",
+            stage="load",
+            backend="openvino",
+        )
+    return tuple(names)
+
+
+def eligible(metadata: ExportMetadata, leaves: Leaves) -> tuple[str, ...]:
+    """The leaves that a variable can keep: parts of a cache that a call takes and returns, one row per row of the batch.
+
+    Args:
+        metadata: The record of the traced graph.
+        leaves: What the lowering made of its leaves.
+    """
+    outputs = {info.name: info for info in metadata.outputs}
+    batches = {info.shape[0] for info in metadata.inputs if "." not in info.name and info.rank}
+    found = []
+    for info in metadata.inputs:
+        after = outputs.get(info.name)
+        if (
+            "." not in info.name
+            or after is None
+            or info.name in leaves.in_place
+            or info.name in leaves.passed_through
+        ):
+            continue
+        starts = info.rank > 0 and isinstance(info.shape[0], str) and info.shape[0] in batches
+        if starts and info.dtype == after.dtype and info.rank == after.rank and _follows(after, metadata):
+            found.append(info.name)
+    return tuple(found)
+
+
+def _follows(info: TensorInfo, metadata: ExportMetadata) -> bool:
+    """Whether the sizes of an output can be told from those of the inputs."""
+    known = {size: 0 for one in metadata.inputs for size in one.shape if isinstance(size, str)}
+    for size in info.shape:
+        if isinstance(size, str) and size not in known:
+            try:
+                compiled(size)(known)
+            except (ArtifactError, KeyError, ZeroDivisionError):
+                return False
+    return True
+
+
+def make_stateful(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:
+    """Turn the caches of a lowered model into variables, in place.
+
+    Args:
+        lowered: The model; changed.
+        metadata: Its record.
+
+    Returns:
+        The record, with what became variables.
+    """
+    model, leaves = lowered.model, lowered.leaves
+    names = eligible(metadata, leaves)
+    if not names:
+        return metadata
+    parameters = dict(zip(leaves.inputs, model.get_parameters(), strict=True))
+    results = dict(zip(leaves.computed, model.get_results(), strict=False))
+    infos = {info.name: info for info in metadata.inputs}
+    beam_idx = opset.parameter([-1], np.int32, name=BEAM_IDX)
+    beam_idx.output(0).get_tensor().set_names({BEAM_IDX})
+    rest = {name: parameter for name, parameter in parameters.items() if name not in names}
+    sizes = _Sizes(rest, infos)
+    zero = opset.constant(np.int64(0))
+    sinks = []
+    for name in names:
+        parameter, result = parameters[name], results[name]
+        variable = _variable(name, parameter)
+        start = opset.broadcast(
+            opset.convert(opset.constant(np.float32(0)), parameter.get_element_type().get_type_name()),
+            sizes.vector(infos[name]),
+        )
+        rows = opset.gather(op.read_value(start, variable).output(0), beam_idx, zero)
+        for reader in parameter.output(0).get_target_inputs():
+            reader.replace_source_output(rows.output(0))
+        sinks.append(op.assign(result.input_value(0).get_node(), variable))
+    for name in names:
+        model.remove_parameter(parameters[name])
+        model.remove_result(results[name])
+    model.add_parameters([beam_idx])
+    model.add_sinks(sinks)
+    model.validate_nodes_and_infer_types()
+    return attrs.evolve(metadata, backend={**metadata.backend, VARIABLES: list(names)})
+
+
+def _variable(name: str, parameter: Any) -> Any:
+    info = op.util.VariableInfo()
+    info.data_shape, info.data_type = parameter.get_partial_shape(), parameter.get_element_type()
+    info.variable_id = name
+    return op.util.Variable(info)
+
+
+class _Sizes:
+    """The sizes of variables before the first step: axes that other inputs have too are theirs, all others are empty."""
+
+    def __init__(self, parameters: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
+        self._sources = {
+            size: (parameters[name], axis)
+            for name in reversed(parameters)
+            for axis, size in enumerate(infos[name].shape)
+            if isinstance(size, str)
+        }
+        self._made: dict[Any, Any] = {}
+
+    def vector(self, info: TensorInfo) -> Any:
+        """The shape of a variable, as a value."""
+        if info.shape not in self._made:
+            self._made[info.shape] = opset.concat([self._size(size) for size in info.shape], 0)
+        return self._made[info.shape]
+
+    def _size(self, size: int | str) -> Any:
+        if isinstance(size, int) or size not in self._sources:
+            return opset.constant(np.array([size if isinstance(size, int) else 0], np.int64))
+        if size not in self._made:
+            parameter, axis = self._sources[size]
+            shape = opset.shape_of(parameter, output_type="i64")
+            self._made[size] = opset.gather(
+                shape, opset.constant(np.array([axis], np.int64)), opset.constant(np.int64(0))
+            )
+        return self._made[size]
+
+
