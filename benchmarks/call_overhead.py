@@ -3,8 +3,9 @@
     python benchmarks/call_overhead.py
 
 A tiny BERT, one row of 8 tokens, so that the call itself is nearly all there is. Ours and the peer's export are made and saved in
-processes of their own, and then timed in one process, in turn: the bare runtime on the very program (`session.run`, or the
-`module()` of the exported program), and the call of the loaded export. Microseconds, the least of many repeats, one thread.
+processes of their own, and then timed in one process, in turn: the bare runtime on the very program (`session.run`, the
+`module()` of the exported program, or an infer request), and the call of the loaded export. Microseconds, the least of many
+repeats, one thread.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--formats", nargs="+", default=["onnx", "dynamo"])
+    parser.add_argument("--formats", nargs="+", default=["onnx", "dynamo", "openvino"])
     parser.add_argument("--rounds", type=int, default=300, help=f"rounds of {CALLS} calls of each")
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     parser.add_argument("--worker", nargs=2, metavar=("FORMAT", "FOLDER"), help=argparse.SUPPRESS)
@@ -79,8 +80,7 @@ def _work(name: str, folder: str, rounds: int) -> dict[str, float]:
     inputs = {key: value[:1, :8].contiguous() for key, value in inputs.items()}
     calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(model, **inputs)}
     for system in SYSTEMS:
-        options = {"session_options": _one_thread()} if name == "onnx" else {}
-        exported = export_cost.load(system, str(Path(folder, system)), **options)
+        exported = export_cost.load(system, str(Path(folder, system)), **export_cost.one_thread(name))
         calls[f"bare, {system}"] = _bare(name, exported, Path(folder, system), inputs)
         calls[f"call, {system}"] = functools.partial(exported, **inputs)
     best = dict.fromkeys(calls, float("inf"))
@@ -98,31 +98,41 @@ def _work(name: str, folder: str, rounds: int) -> dict[str, float]:
 
 
 def _bare(name: str, exported: Any, folder: Path, inputs: dict[str, Any]) -> Callable[[], Any]:
-    if name != "onnx":
+    if name == "dynamo":
         module = exported.program.module()
         return lambda: module(**inputs)
-    import onnxruntime
+    if name == "openvino":
+        return _bare_openvino(folder, inputs)
+    import bare_loops
 
-    session = onnxruntime.InferenceSession(
-        str(folder / "model.onnx"), _one_thread(), providers=["CPUExecutionProvider"]
-    )
-    arrays = [inputs[key].numpy() for key in _order(session, inputs)]
+    session = bare_loops.session(str(folder / "model.onnx"))
     names = [value.name for value in session.get_inputs()]
+    arrays = [inputs[key].numpy() for key in _order(names, inputs)]
     feeds = dict(zip(names, arrays, strict=True))
     return lambda: session.run(None, feeds)
 
 
-def _order(session: Any, inputs: dict[str, Any]) -> list[str]:
+def _bare_openvino(folder: Path, inputs: dict[str, Any]) -> Callable[[], Any]:
+    import openvino
+    import openvino_loops
+
+    model = openvino_loops.compiled(openvino_loops.graph(folder))
+    request = model.create_infer_request()
+    keys = _order([tensor.any_name for tensor in model.inputs], inputs)
+    tensors = [openvino.Tensor(inputs[key].numpy(), shared_memory=True) for key in keys]
+
+    def call() -> Any:
+        for index, tensor in enumerate(tensors):
+            request.set_input_tensor(index, tensor)
+        request.infer()
+        return [request.get_output_tensor(index).data for index in range(len(model.outputs))]
+
+    return call
+
+
+def _order(names: list[str], inputs: dict[str, Any]) -> list[str]:
     """Which kwarg each graph input is: exporters prefix their names, but keep the kwarg's own in them."""
-    return [next(key for key in inputs if value.name.endswith(key)) for value in session.get_inputs()]
-
-
-def _one_thread() -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return options
+    return [next(key for key in inputs if name.endswith(key)) for name in names]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,30 @@ import processes
 #: Tokens that a static cache has room for.
 ROOM = 512
 PROMPT = "Hello, my name is"
+#: What prompts of a given length begin with.
+LONG_TEXT = "The river runs past the mill, and the miller counts what it brings. " * 40
 
 #: Ours, by format and way: two graphs, or one that takes any number of tokens, with a growing or a static cache.
-OURS = ("onnx-multi", "onnx-static", "onnx-two", "dynamo-multi", "dynamo-static", "dynamo-two")
-#: The peer's decode graph for any number of tokens: as it is, with ONNX Runtime's operators, with a static cache.
-PEER = ("peer-multi", "peer-fused", "peer-static")
+#: OpenVINO keeps the cache in the runtime, or (*stateless*) takes and returns it.
+OURS = (
+    "onnx-multi",
+    "onnx-static",
+    "onnx-two",
+    "dynamo-multi",
+    "dynamo-static",
+    "dynamo-two",
+    "openvino-multi",
+    "openvino-stateless",
+)
+#: The peer's decode graph for any number of tokens. ONNX: as it is, with ONNX Runtime's operators, with a static cache.
+PEER = ("peer-multi", "peer-fused", "peer-static", "peer-openvino-multi", "peer-openvino-stateless")
+FORMATS = ("onnx", "dynamo", "openvino")
+
+
+def format_of(name: str) -> str:
+    """Format of an export; the peer's that say none are ONNX."""
+    first = name.removeprefix("peer-").partition("-")[0]
+    return first if first in FORMATS else "onnx"
 
 
 def source(folder: Path) -> Path:
@@ -29,7 +49,7 @@ def source(folder: Path) -> Path:
 
 
 def made(folder: Path, name: str, layers: int, repeat: int = 0) -> dict[str, float]:
-    """CPU seconds and disk of an export, which is made unless the folder has it.
+    """CPU seconds, memory and disk of an export, which is made unless the folder has it.
 
     Args:
         folder: Where all exports are.
@@ -48,39 +68,71 @@ def made(folder: Path, name: str, layers: int, repeat: int = 0) -> dict[str, flo
     return values
 
 
+def loaded(folder: Path, name: str) -> Any:
+    """One of ours, for one thread.
+
+    Args:
+        folder: Where it was saved.
+        name: One of `OURS`.
+    """
+    from polyport import ExportedModel
+
+    options: dict[str, Any] = {}
+    if format_of(name) == "onnx":
+        import bare_loops
+
+        options["session_options"] = bare_loops.one_thread()
+    elif format_of(name) == "openvino":
+        options["config"] = {"INFERENCE_NUM_THREADS": 1}
+    return ExportedModel.from_pretrained(folder, **options)
+
+
 def _work(folder: Path, name: str, layers: int, target: str) -> dict[str, float]:
     model, tokenizer = models.language_model(source(folder), layers)
     inputs = dict(tokenizer(PROMPT, return_tensors="pt"))
     settings = copy.deepcopy(model.generation_config)
     if name.endswith("static"):
         settings.update(cache_implementation="static", max_cache_len=ROOM)
+    weights = models.weight_bytes(model)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.sum()  # weights that are mapped from a file count only once they are read
+    before = processes.resident()
+    processes.reset_peak()
     start = time.process_time()
     exported = (_peer if name in PEER else _ours)(name, model, inputs, settings)
     values = {"export_s": time.process_time() - start}
-    if target:
-        exported.save_pretrained(target)
-        files = [path.stat().st_size for path in Path(target).rglob("*") if path.is_file()]
-        values["weights"] = models.weight_bytes(model)
-        values["disk_ratio"] = sum(files) / values["weights"]
-    return values
+    values["peak_ratio"] = (processes.peak() - before) / weights
+    with tempfile.TemporaryDirectory(prefix="polyport-bench-", dir=folder) as temporary:
+        kept = Path(target or temporary)
+        start = time.process_time()
+        exported.save_pretrained(kept)
+        values["save_s"] = time.process_time() - start
+        files = [path.stat().st_size for path in kept.rglob("*") if path.is_file()]
+    return values | {"weights": weights, "disk_ratio": sum(files) / weights}
 
 
 def _ours(name: str, model: Any, inputs: dict[str, Any], settings: Any) -> Any:
     import polyport
 
     export_format, _, way = name.partition("-")
-    config = polyport.AutoExportConfig.from_dict({"export_format": export_format, "dynamic": True})
+    options = {"export_format": export_format, "dynamic": True}
+    if way == "stateless":
+        options["stateful"] = False
+    config = polyport.AutoExportConfig.from_dict(options)
     exporter = polyport.AutoHfExporter.from_config(config)
     return exporter.export_for_generation(model, inputs, config, settings, multi_token_decode=way != "two")
 
 
 def _peer(name: str, model: Any, inputs: dict[str, Any], settings: Any) -> Any:
     """The decode graph alone: `export_for_generation` would make one for the prompt as well, which takes as long."""
-    onnx = importlib.import_module("transformers.exporters.exporter_onnx")
+    peer = importlib.import_module("transformers.exporters")
     taken_apart = importlib.import_module("transformers.exporters.utils").decompose_for_generation
     parts = taken_apart(model, inputs, generation_config=settings, multi_token_decode=True)
-    config = onnx.OnnxConfig(dynamic=True, ort_fusions="cpu" if name == "peer-fused" else None)
-    return onnx.OnnxExporter().export(*parts["decode"], config)
+    if format_of(name) == "openvino":
+        config = peer.OpenVINOConfig(dynamic=True, stateful=not name.endswith("stateless"))
+        return peer.OpenVINOExporter().export(*parts["decode"], config)
+    config = peer.OnnxConfig(dynamic=True, ort_fusions="cpu" if name == "peer-fused" else None)
+    return peer.OnnxExporter().export(*parts["decode"], config)
 
 
 if __name__ == "__main__":

@@ -11,35 +11,32 @@ import generation_exports as exports
 import processes
 
 #: Code is no part of what is measured: it is imported before.
-_CODE = (
-    "transformers.models.llama.modeling_llama",
-    "transformers.generation.utils",
-    "polyport_dynamo.runner",
-    "polyport_dynamo.archive",
-    "polyport_onnx.runner",
-)
+_CODE = ("transformers.models.llama.modeling_llama", "transformers.generation.utils")
+_CODE_OF = {
+    "onnx": ("polyport_onnx.runner", "bare_loops"),
+    "dynamo": ("polyport_dynamo.runner", "polyport_dynamo.archive"),
+    "openvino": ("polyport_openvino.runner",),
+}
 
 
 def measured(folder: Path, name: str, layers: int) -> dict[str, int]:
     """Bytes above the bare process: `loading` and `generating` at most, and `held` afterwards."""
     target = folder / f"{name}-{layers}"
-    result: dict[str, int] = processes.measure(Path(__file__), str(target))
+    result: dict[str, int] = processes.measure(Path(__file__), str(target), name)
     return result
 
 
-def _work(folder: Path) -> dict[str, int]:
+def _work(folder: Path, name: str) -> dict[str, int]:
     import torch
 
-    from polyport import ExportedModel
-
     torch.set_num_threads(1)
-    for name in _CODE:
-        importlib.import_module(name)
+    for module in ("polyport", *_CODE, *_CODE_OF[exports.format_of(name)]):
+        importlib.import_module(module)
     before = processes.resident()
     processes.reset_peak()
-    exported = ExportedModel.from_pretrained(folder)
-    for name in exported:  # the runtime's sessions are made here
-        exported.caller(name)
+    exported = exports.loaded(folder, name)
+    for component in exported:  # the runtime's sessions are made here
+        exported.caller(component)
     loading = processes.peak() - before
     processes.reset_peak()
     exported.generate(torch.tensor([[1, 2, 3, 4]]), max_new_tokens=64, do_sample=False)
@@ -56,7 +53,7 @@ def table(found: dict[str, dict[str, int]], disk: dict[str, float], weights: int
         weights: Size of the model's parameters.
     """
     rows = []
-    for name in exports.OURS:
+    for name in found:
         cells = [
             f"{found[name][key] / weights:.2f} ({found[name][key] / 2**20:.0f} MiB)"
             for key in ("loading", "generating", "held")
@@ -66,4 +63,4 @@ def table(found: dict[str, dict[str, int]], disk: dict[str, float], weights: int
 
 
 if __name__ == "__main__":
-    print(json.dumps(_work(Path(sys.argv[2]))))
+    print(json.dumps(_work(Path(sys.argv[2]), sys.argv[3])))

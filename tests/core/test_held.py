@@ -13,6 +13,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from polyport.calling import Caller
+from polyport.errors import InputError
 from polyport.held import HeldTensor, plain_tensor
 from polyport.metadata import ExportMetadata, TensorInfo
 
@@ -99,6 +100,15 @@ def test_everything_else_computes_with_the_content(keeper: Keeper, compute: Any)
     assert type(got) is torch.Tensor
     assert torch.equal(got, compute(CONTENT[[1, 0]]))
     assert repr(held(keeper)) == repr(CONTENT)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: x.zero_(), lambda x: x.copy_(CONTENT), lambda x: x.index_fill_(0, torch.tensor([0]), 1.0)],
+)
+def test_writing_to_it_is_refused(keeper: Keeper, write: Any) -> None:
+    with pytest.raises(InputError, match="can't write to it"):
+        write(held(keeper))
 
 
 class Runner:

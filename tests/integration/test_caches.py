@@ -10,7 +10,9 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 import polyport
-from polyport import DynamoConfig, ExportedModel, OnnxConfig
+from polyport import DynamoConfig, ExportedModel, OnnxConfig, OpenVINOConfig
+
+CONFIGS = {"dynamo": DynamoConfig, "onnx": OnnxConfig, "openvino": OpenVINOConfig}
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -39,16 +41,15 @@ def exported(
     model = request.param().eval()
     sample = {"input_ids": torch.randint(1, 64, (1, 5))}
     loaded = {}
-    for name, export in polyport.export(
-        model, sample, [DynamoConfig(dynamic=True), OnnxConfig(dynamic=True)]
-    ).items():
+    configs = [config(dynamic=True) for config in CONFIGS.values()]
+    for name, export in polyport.export(model, sample, configs).items():
         folder: Path = tmp_path_factory.mktemp(name) / "export"
         export.save_pretrained(folder)
         loaded[name] = ExportedModel.from_pretrained(folder)
     return model, loaded
 
 
-@pytest.mark.parametrize("export_format", ["dynamo", "onnx"])
+@pytest.mark.parametrize("export_format", CONFIGS)
 @pytest.mark.parametrize(("batch", "length"), [(1, 3), (2, 5), (3, 13)])
 def test_eager_goes_on_with_the_exports_cache(
     exported: tuple[Any, dict[str, ExportedModel]], export_format: str, batch: int, length: int

@@ -1,4 +1,4 @@
-"""The command line from a model on disk to verified exports in two formats, and back."""
+"""The command line from a model on disk to verified exports in several formats, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from polyport.cli.app import app
 
-FORMATS = ("onnx", "dynamo")
+FORMATS = ("onnx", "openvino", "dynamo")
 CONFIG = {
     "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
     "max_position_embeddings": 32, "num_labels": 3, "id2label": {0: "dull", 1: "fair", 2: "fine"},

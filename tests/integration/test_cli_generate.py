@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from polyport.cli.app import app
 
-FORMATS = ("onnx", "dynamo")
+FORMATS = ("onnx", "dynamo", "openvino")
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "max_position_embeddings": 256,

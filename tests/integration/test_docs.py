@@ -1,4 +1,4 @@
-"""The code of the README, of the tutorial and of the pages on generation runs, in order, page by page."""
+"""The code of the README, of the tutorial and of the pages on generation and OpenVINO runs, in order, page by page."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PAGES = [
         for page in sorted((ROOT / "docs" / "how-to").glob("generation*.md"))
         if "```python" in page.read_text()
     ),
+    ROOT / "docs" / "how-to" / "openvino.md",
 ]
 
 #: The model that the pages use, by its name on the hub.

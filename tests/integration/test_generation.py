@@ -15,9 +15,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
-from polyport import DynamoExporter, ExportedModel, OnnxExporter
+from polyport import DynamoExporter, ExportedModel, OnnxExporter, OpenVINOExporter
 
-EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
+EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter, "openvino": OpenVINOExporter}
 
 #: Way to export -> options of `export_for_generation`.
 WAYS = {"one token": (False, False), "many tokens": (True, False), "static": (True, True)}

@@ -20,12 +20,12 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache
 
-from polyport import DynamoExporter, ExportedModel, OnnxExporter
+from polyport import DynamoExporter, ExportedModel, OnnxExporter, OpenVINOExporter
 from polyport.errors import ArtifactError, ExportError, InputError
 
 pytestmark = pytest.mark.xdist_group("generation errors")
 
-EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
+EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter, "openvino": OpenVINOExporter}
 ROOM = 16
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}

@@ -21,10 +21,10 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache
 
-from polyport import DynamoExporter, ExportedModel, OnnxExporter
+from polyport import DynamoExporter, ExportedModel, OnnxExporter, OpenVINOExporter
 from polyport.generation.states import keep_all_tokens
 
-EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
+EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter, "openvino": OpenVINOExporter}
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -20,7 +20,7 @@ import zoo
 
 pytestmark = pytest.mark.xdist_group("generation_fresh")
 
-FORMATS = ("dynamo", "onnx")
+FORMATS = ("dynamo", "onnx", "openvino")
 MODELS = (
     "whisper", "t5", "bart", "llava", "qwen2_vl", "idefics3", "paligemma", "gemma3", "qwen2_audio",
 )  # fmt: skip

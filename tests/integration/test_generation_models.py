@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 import sweep_generate  # noqa: E402
 import zoo  # noqa: E402
 
-FORMATS = ["dynamo", "onnx"]
+FORMATS = ["dynamo", "onnx", "openvino"]
 
 #: Case -> its components.
 CASES = {

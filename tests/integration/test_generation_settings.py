@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from polyport import DynamoExporter, ExportedModel, OnnxExporter
+from polyport import DynamoExporter, ExportedModel, OnnxExporter, OpenVINOExporter
 from polyport.errors import ConfigError, ExportError, InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import zoo
 
-EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
+EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter, "openvino": OpenVINOExporter}
 
 formats = pytest.mark.parametrize("export_format", EXPORTERS)
 

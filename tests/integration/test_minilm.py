@@ -1,4 +1,4 @@
-"""A real model from one short sentence: any batch, any length, padding, both formats, and nothing left behind."""
+"""A real model from one short sentence: any batch, any length, padding, every format, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 import torch
 
 import polyport
-from polyport import DynamoConfig, ExportedModel, OnnxConfig
+from polyport import DynamoConfig, ExportedModel, OnnxConfig, OpenVINOConfig
 from polyport.markers import hookimpl
 
-FORMATS = ("dynamo", "onnx")
+CONFIGS = {"dynamo": DynamoConfig, "onnx": OnnxConfig, "openvino": OpenVINOConfig}
+FORMATS = tuple(CONFIGS)
 
-#: Largest absolute difference to eager float32, over all outputs. ONNX Runtime sums in another order.
-ATOL = {"dynamo": 1e-5, "onnx": 1e-4}
+#: Largest absolute difference to eager float32, over all outputs. ONNX Runtime and OpenVINO sum in another order.
+ATOL = {"dynamo": 1e-5, "onnx": 1e-4, "openvino": 1e-4}
 
 #: What nobody reads: the values at padded positions. Eager float32 itself is 1e-4 away from float64 there, so whether two
 #: right computations are 9e-5 apart (as measured on AVX-512) or 1.1e-4 is the processor's choice; real positions get none.
@@ -31,6 +32,10 @@ _PADDED_RTOL = 1e-4
 #: The model's own limit is 512.
 LENGTHS = (1, 2, 17, 256, 512)
 BATCHES = (1, 3, 8)
+
+
+def _configs() -> list[Any]:
+    return [config(dynamic=True) for config in CONFIGS.values()]
 
 
 def _source() -> Path:
@@ -56,7 +61,7 @@ def sample() -> Any:
 
 @pytest.fixture(scope="module")
 def exports(model: Any, sample: Any) -> dict[str, ExportedModel]:
-    return polyport.export(model, sample, [DynamoConfig(dynamic=True), OnnxConfig(dynamic=True)])
+    return polyport.export(model, sample, _configs())
 
 
 def _inputs(batch: int, length: int, padding: str = "none") -> dict[str, torch.Tensor]:
@@ -116,9 +121,10 @@ def test_mask_may_be_left_out(model: Any, exports: dict[str, ExportedModel]) -> 
         _assert_same(exports[name](**inputs), expected, ATOL[name])
 
 
-def test_traced_once_for_both(exports: dict[str, ExportedModel]) -> None:
-    one, other = (exports[name]["model"].metadata for name in FORMATS)
-    assert (one.inputs, one.axes, one.in_spec) == (other.inputs, other.axes, other.in_spec)
+def test_traced_once_for_all(exports: dict[str, ExportedModel]) -> None:
+    one, *others = (exports[name]["model"].metadata for name in FORMATS)
+    for other in others:
+        assert (one.inputs, one.axes, one.in_spec) == (other.inputs, other.axes, other.in_spec)
 
 
 def test_axes_have_names(exports: dict[str, ExportedModel]) -> None:
@@ -177,7 +183,7 @@ torch.save({"type": type(outputs).__name__, **outputs}, results + "/outputs.pt")
 def test_in_a_fresh_process_without_the_original(model: Any, name: str, tmp_path: Path) -> None:
     from transformers import AutoModel
 
-    config = {"dynamo": DynamoConfig, "onnx": OnnxConfig}[name](dynamic=True)
+    config = CONFIGS[name](dynamic=True)
     shutil.copytree(_source(), tmp_path / "original")
     copied = AutoModel.from_pretrained(tmp_path / "original")
     polyport.export(copied, {"input_ids": torch.tensor([[101, 7592, 102]])}, [config])[name].save_pretrained(
@@ -252,10 +258,6 @@ def tiny(tiny_bert: Any) -> Any:
     model.encoder.layer[0].eval()
     model.pooler.dense.weight.requires_grad_(False)
     return model
-
-
-def _configs() -> list[Any]:
-    return [DynamoConfig(dynamic=True), OnnxConfig(dynamic=True)]
 
 
 def test_model_comes_back_after_success(tiny: Any, token_ids: Any) -> None:

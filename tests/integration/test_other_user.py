@@ -15,9 +15,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 import polyport
-from polyport import DynamoConfig, OnnxConfig
+from polyport import DynamoConfig, OnnxConfig, OpenVINOConfig
 
-FORMATS = ["dynamo", "onnx"]
+CONFIGS = {"dynamo": DynamoConfig, "onnx": OnnxConfig, "openvino": OpenVINOConfig}
 
 #: The folder belongs to a user that isn't this process's. A superuser gives up its privileges first, and is then anybody; who
 #: can't give a folder away is its owner, without the right to write.
@@ -49,7 +49,7 @@ def exports() -> Iterator[tuple[Path, torch.Tensor]]:
     root.chmod(0o755)
     try:
         sample = {"input_ids": torch.tensor([[3, 4, 5]])}
-        configs = [DynamoConfig(dynamic=True), OnnxConfig(dynamic=True)]
+        configs = [config(dynamic=True) for config in CONFIGS.values()]
         for name, exported in polyport.export(model, sample, configs).items():
             exported.save_pretrained(root / name)
             for file in (root / name).iterdir():
@@ -62,13 +62,13 @@ def exports() -> Iterator[tuple[Path, torch.Tensor]]:
             wanted = model(input_ids=torch.tensor([[3, 4, 5], [6, 7, 8]])).last_hidden_state
         yield root, wanted
     finally:
-        for name in FORMATS:
+        for name in CONFIGS:
             if (root / name).exists():
                 (root / name).chmod(0o755)
         shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("export_format", FORMATS)
+@pytest.mark.parametrize("export_format", CONFIGS)
 def test_another_user_reads_it(exports: tuple[Path, torch.Tensor], export_format: str) -> None:
     root, wanted = exports
     before = sorted(path.name for path in (root / export_format).iterdir())

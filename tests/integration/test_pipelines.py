@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, pipeline
 
-from polyport import DynamoExporter, ExportedModel, OnnxExporter
+from polyport import DynamoExporter, ExportedModel, OnnxExporter, OpenVINOExporter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import zoo
 
-EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter}
+EXPORTERS = {"dynamo": DynamoExporter, "onnx": OnnxExporter, "openvino": OpenVINOExporter}
 
 #: Words of the tokenizer; the zoo's token for an image is 100.
 _WORDS = [f"w{number}" for number in range(128)]

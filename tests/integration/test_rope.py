@@ -22,8 +22,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache
 
-import polyport
-from polyport import ExportedModel
+from polyport import ExportedModel, Session
 from polyport.testing.leftovers import Caller
 
 SIZES: dict[str, Any] = {
@@ -110,7 +109,7 @@ def _fresh(name: str) -> Any:
 
 
 def _exporter(export_format: str) -> Any:
-    return getattr(polyport, f"{export_format.title()}Exporter")()
+    return Session(export_format).exporter()()
 
 
 def _ids(*shape: int) -> torch.Tensor:
@@ -137,7 +136,7 @@ def _assert_close(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("export_format", ["dynamo", "onnx"])
+@pytest.mark.parametrize("export_format", ["dynamo", "onnx", "openvino"])
 @pytest.mark.parametrize("name", MODELS)
 def test_calls_in_any_order(name: str, export_format: str) -> None:
     model = _fresh(name)
@@ -192,7 +191,9 @@ def test_a_model_cast_with_its_buffers(name: str) -> None:
 
 
 @pytest.fixture(
-    scope="module", params=[(name, made) for name in MODELS for made in ("dynamo", "onnx")], ids="-".join
+    scope="module",
+    params=[(name, made) for name in MODELS for made in ("dynamo", "onnx", "openvino")],
+    ids="-".join,
 )
 def generating(request: pytest.FixtureRequest) -> tuple[str, ExportedModel]:
     name, export_format = request.param

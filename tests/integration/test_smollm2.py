@@ -19,7 +19,7 @@ from polyport import DynamoConfig, ExportedModel, OnnxConfig
 
 pytestmark = pytest.mark.xdist_group("smollm2")
 
-FORMATS = ("dynamo", "onnx")
+FORMATS = ("dynamo", "onnx", "openvino")
 WAYS = ("two", "multi", "static")
 
 #: What a sentence that goes on for 400 tokens is made of.

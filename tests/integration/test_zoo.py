@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 import sweep_case  # noqa: E402
 import zoo  # noqa: E402
 
-FORMATS = ["dynamo", "onnx"]
+FORMATS = ["dynamo", "onnx", "openvino"]
 
 CASES = [
     # text encoders: relative positions by buckets, local attention, an extra axis of choices

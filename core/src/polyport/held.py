@@ -8,11 +8,13 @@ Whatever else is computed with one reads the content first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
+
+from polyport.errors import InputError
 
 aten = torch.ops.aten
 
@@ -57,22 +59,27 @@ class HeldTensor(torch.Tensor):
         rows: torch.Tensor | None = None,
     ) -> HeldTensor:
         """A tensor without memory."""
-        made: HeldTensor = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype)  # type: ignore[attr-defined]
+        made: HeldTensor = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype)
         made.keeper, made.key, made.rows = keeper, key, rows
         return made
 
     # functions are not looked at, only what they come to: shapes and dtypes are answered without asking Python
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no defaults
         cls,
         func: Any,
-        types: Sequence[type],
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func._schema.is_mutable and isinstance(args[0], HeldTensor):
+            raise InputError(
+                f"A runtime keeps the content of this tensor, so {func} can't write to it. Copy it first: tensor.clone().",
+                stage="run",
+            )
         rule = _LAZY.get(func)
         if rule is not None and (made := rule(*args, **kwargs)) is not None:
             return made
@@ -99,17 +106,17 @@ class HeldTensor(torch.Tensor):
 
     # ── what an ordinary tensor does outside of its operators ───────────────────────────────────────────────────────
 
-    def __repr__(self, **options: Any) -> str:
-        return self.read().__repr__(**options)
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self.read())
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.read()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.read().__reduce_ex__(protocol)
+        return self.read().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.read().__array__(*args, **kwargs)
+        return self.read().__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.read().__dlpack__(**options)

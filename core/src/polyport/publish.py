@@ -29,9 +29,13 @@ def save_program(component: ExportedComponent, session: Session, target: Path) -
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        names = session.save({target.stem: component}, Path(folder))[target.stem]
-        for name in reversed(names):  # the program last: it is what makes the others reachable
-            Path(folder, name).replace(target.parent / name)
+        written = session.save({target.stem: component}, Path(folder))[target.stem]
+        # a backend may write `openvino_<component>.xml`; what bears the program's name is renamed with it
+        stem = Path(written[0]).stem
+        names = [target.stem + name.removeprefix(stem) if name.startswith(stem) else name for name in written]
+        # the program last: it is what makes the others reachable
+        for name, final in reversed([*zip(written, names, strict=True)]):
+            Path(folder, name).replace(target.parent / final)
     for template in session.backend.companions:
         if (stale := storage.companion(target.name, template)) not in names:
             (target.parent / stale).unlink(missing_ok=True)

@@ -175,7 +175,7 @@ class Bridge:
             device: Where the empty ones are made.
         """
         found = {info.name: _at(cache, path) for info, path in self.infos}
-        if None in found.values():
+        if any(tensor is None for tensor in found.values()):  # `in` would compare the tensors
             self.forget(cache)
         return {
             info.name: _blank(info, cache, path, rows, device)

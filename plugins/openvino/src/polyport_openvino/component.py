@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from openvino._offline_transformations import (
+    compress_model_transformation,
+)  # what `save_model` does with its option
+
 from polyport.errors import ExportError
 from polyport.pipeline import ExportedComponent, TracedProgram
 from polyport_openvino.config import OpenVINOConfig
-from polyport_openvino.lowering import lower_program
+from polyport_openvino.lowering import lower_program, name_axes
 from polyport_openvino.stateful import make_stateful
 from polyport_openvino.translate import UnsupportedOperator
 
@@ -29,7 +33,8 @@ def to_component(traced: TracedProgram, config: OpenVINOConfig) -> ExportedCompo
         raise ExportError(
             f"The traced graph can't be lowered to OpenVINO: {error}", stage="lower", backend="openvino"
         ) from error
-    recorded = lowered.leaves.recorded(metadata)
-    if config.stateful:
-        recorded = make_stateful(lowered, recorded)
+    name_axes(lowered.model, lowered.leaves, metadata)
+    recorded = make_stateful(lowered, metadata) if config.stateful else lowered.leaves.recorded(metadata)
+    if config.compress_to_fp16:
+        compress_model_transformation(lowered.model)
     return ExportedComponent(program=lowered.model, metadata=recorded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ from polyport_openvino.decoder import element_type
 Node = torch.fx.Node
 
 #: Functions in torch's symbolic expressions and the operators that compute them.
-_OPERATORS = {"Add": "add", "Mul": "multiply", "Mod": "floor_mod", "PythonMod": "floor_mod", "FloorDiv": "divide",
-              "CleanDiv": "divide", "Max": "maximum", "Min": "minimum"}  # fmt: skip
+_OPERATORS = {"Add": "add", "Mul": "multiply", "Mod": "floor_mod", "PythonMod": "floor_mod", "CleanDiv": "divide",
+              "Max": "maximum", "Min": "minimum", "IntTrueDiv": "divide", "FloatTrueDiv": "divide"}  # fmt: skip
+
+#: How functions that turn a float into an integer round.
+_ROUNDINGS = {"TruncToInt": None, "FloorToInt": "floor", "CeilToInt": "ceiling", "RoundToInt": "round"}
 
 
 class Context:
@@ -24,9 +27,15 @@ class Context:
 
     A symbolic integer is a scalar of int64, as the frontend makes it; equal expressions share one, wherever in the program they
     are computed.
+
+    Args:
+        body: Translates the graph of a loop, which a `get_attr` node stands for, and names its inputs in order.
+        inputs: What a caller passes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, body: Callable[[Node], tuple[ov.Model, list[str]]], inputs: Iterable[Node]) -> None:
+        self.body = body
+        self.inputs = frozenset(inputs)
         self.values: dict[Node, Any] = {}
         self._sizes: dict[Any, ov.Output] = {}
         self._sources: dict[Any, tuple[ov.Output, int]] = {}
@@ -59,7 +68,10 @@ class Context:
         kind = element_type(dtype)
         if dtype == torch.bfloat16 or dtype not in _NUMPY:
             return opset.constant(np.asarray(value, np.float32), kind).output(0)
-        return opset.constant(np.asarray(value, _NUMPY[dtype])).output(0)
+        with np.errstate(
+            over="ignore"
+        ):  # numbers beyond the range wrap around or become infinite, as in torch
+            return opset.constant(np.asarray(value).astype(_NUMPY[dtype])).output(0)
 
     def ints(self, *values: int) -> ov.Output:
         """A vector of int64."""
@@ -108,7 +120,7 @@ class Context:
     # ── sizes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def learn_sizes(self, value: ov.Output, fake: torch.Tensor) -> None:
-        """Remember from which axes of a value the symbols can be read."""
+        """Remember from which axes of a value symbols can be read that are not known yet."""
         for axis, dim in enumerate(fake.shape):
             expression = symbolic(dim)
             if expression is not None and not isinstance(expression, int) and expression.is_Symbol:
@@ -138,30 +150,58 @@ class Context:
             return None
         if isinstance(expression, int) or expression.is_Integer:
             return self.constant(int(expression), torch.int64)
+        if expression.is_number:
+            return self.constant(float(expression), torch.float32)
         found = self._sizes.get(expression)
         if found is None and expression in self._sources:
             found = self._sizes[expression] = self.axis_size(*self._sources[expression])
-        if found is None and expression.func.__name__ in _OPERATORS:
-            found = self._computed(expression)
+        if found is None and not expression.is_Symbol:
+            parts = [self.expression(part) for part in expression.args]
+            known = [part for part in parts if part is not None]
+            found = self._computed(expression, known) if len(known) == len(parts) else None
+            if found is not None:
+                self._sizes[expression] = found
         return found
 
-    def _computed(self, expression: Any) -> ov.Output | None:
-        parts = [self.expression(part) for part in expression.args]
-        if any(part is None for part in parts):
-            return None
+    def _computed(self, expression: Any, parts: list[ov.Output]) -> ov.Output | None:
+        """An expression of values that are there; None where it has no translation."""
         name = expression.func.__name__
-        total, *others = (part for part in parts if part is not None)
+        if name in _ROUNDINGS:
+            rounding = _ROUNDINGS[name]
+            return self.cast(parts[0] if rounding is None else self.op(rounding, parts[0]), torch.int64)
+        if name == "ToFloat":
+            return self.cast(parts[0], torch.float32)
+        if name in ("Pow", "PowByNatural", "FloatPow"):
+            return self.power(parts[0], float(expression.args[1])) if expression.args[1].is_number else None
+        if name in ("FloorDiv", "ModularIndexing"):
+            quotient = floor_divide(self, parts[0], parts[1])
+            return quotient if name == "FloorDiv" else self.op("floor_mod", quotient, parts[2])
+        if name not in _OPERATORS:
+            return None
+        whole = all(part.get_element_type() == ov.Type.i64 for part in parts) and not name.endswith("TrueDiv")
+        total, *others = parts if whole else [self.cast(part, torch.float32) for part in parts]
         for part in others:
-            if name == "FloorDiv":
-                total = floor_divide(self, total, part)
-            else:
-                total = self.op(_OPERATORS[name], total, part)
-        return self.remember(expression, total)
+            total = self.op(_OPERATORS[name], total, part)
+        return total
+
+    def power(self, value: ov.Output, exponent: float) -> ov.Output | None:
+        """A power of a size. `Power` of OpenVINO's CPU is not exact: 36 ** 0.5 may be less than 6."""
+        if exponent == 0.5:
+            return self.op("sqrt", self.cast(value, torch.float32))
+        if exponent not in range(1, 9):
+            return None
+        total = value
+        for _ in range(int(exponent) - 1):
+            total = self.op("multiply", total, value)
+        return total
 
     def axis_size(self, value: ov.Output, axis: int) -> ov.Output:
         """The length of one axis of a value, as a scalar."""
-        shape = self.op("shape_of", value, output_type="i64")
-        return self.op("gather", shape, self.constant(axis, torch.int64), self.constant(0, torch.int64))
+        place = value.get_node().get_name(), value.get_index()
+        shape = self.once(("shape", *place), lambda: self.op("shape_of", value, output_type="i64"))
+        zero = self.constant(0, torch.int64)
+        return self.once(("axis", axis, *place),
+                         lambda: self.op("gather", shape, self.constant(axis, torch.int64), zero))  # fmt: skip
 
     def sizes(self, args: Sequence[Any]) -> ov.Output:
         """Several sizes as one vector of int64; equal ones are made once.

@@ -14,7 +14,6 @@ import torch
 from openvino.frontend.pytorch import fx_decoder
 from openvino.frontend.pytorch.utils import pt_to_ov_type_map, torch_tensor_to_ov_const
 
-
 Node = torch.fx.Node
 
 #: The operator type under which nodes with a translation of ours appear.
@@ -28,7 +27,7 @@ class Nodes(list[Node]):
         super().__init__(graph.nodes)
         self._places = {node: index for index, node in enumerate(self)}
 
-    def index(self, node: Node, *_: Any) -> int:  # type: ignore[override]
+    def index(self, node: Node, *_: Any) -> int:
         """The place of a node, without looking at the others."""
         return self._places[node]
 
@@ -50,7 +49,7 @@ def element_type(dtype: torch.dtype) -> ov.Type:
     return found
 
 
-class GraphDecoder(fx_decoder.BaseFXDecoder):  # type: ignore[misc]
+class GraphDecoder(fx_decoder.BaseFXDecoder):
     """Shows a graph.
 
     Args:
@@ -74,20 +73,30 @@ class GraphDecoder(fx_decoder.BaseFXDecoder):  # type: ignore[misc]
         self._placeholders = inputs
         #: The node that the frontend is at.
         self.current: Node | None = None
+        #: What the frontend hands to the translation of that node, if it is ours.
+        self.reads: list[Node] = []
         self._tensors, self._owned = tensors, owned
         self._inputs = [self.nodes.index(node) for node in inputs]
         self._outputs = [("", self.nodes.index(node)) for node in results]
 
     def visit_subgraph(self, visit: Any) -> None:
-        """Show the nodes, in order."""
+        """Show the nodes, in order. The first of ours gets all inputs with open sizes, so that the sizes are known."""
         taken = set(self._placeholders)
+        opening = [
+            node for node in self._placeholders if any(not isinstance(n, int) for n in node.meta["val"].shape)
+        ]
         for node in self.nodes:
             if node in self._tensors:
                 decoder: Any = _TensorDecoder(node, self.nodes, self._tensors[node])
             elif node in taken or node.op != "call_function":
                 continue
+            elif self._owned(node):
+                given = sources(node)
+                self.reads = [*given, *(source for source in opening if source not in given)]
+                opening = []
+                decoder = _OwnDecoder(node, self.nodes, self.reads)
             else:
-                decoder = (_OwnDecoder if self._owned(node) else _NodeDecoder)(node, self.nodes)
+                decoder = _NodeDecoder(node, self.nodes)
             self.m_decoders.append(decoder)
             self.current = node
             visit(decoder)
@@ -111,10 +120,12 @@ class GraphDecoder(fx_decoder.BaseFXDecoder):  # type: ignore[misc]
 
     def get_output_shape(self, index: int) -> ov.PartialShape:
         """The shape of a result, which follows from the graph."""
+        del index
         return ov.PartialShape.dynamic()
 
     def get_input_strides(self, index: int) -> list[int]:
         """The inputs lie in rows."""
+        del index
         return []
 
     def num_of_outputs(self) -> int:
@@ -130,11 +141,17 @@ class GraphDecoder(fx_decoder.BaseFXDecoder):  # type: ignore[misc]
         return "UNKNOWN_TYPE_graph"
 
 
-class _NodeDecoder(fx_decoder.TorchFXPythonDecoder):  # type: ignore[misc]
+class _NodeDecoder(fx_decoder.TorchFXPythonDecoder):
     """Shows a node to the frontend's translations."""
 
     def __init__(self, node: Node, nodes: Nodes) -> None:
         super().__init__(node, None, nodes)
+        self._place = nodes.index(node)
+
+    def get_output_debug_name(self, index: int) -> str:
+        """A number: where two nodes have one value, the frontend reads back one of its names and expects its own."""
+        del index
+        return str(self._place)
 
 
 class _TensorDecoder(_NodeDecoder):
@@ -154,11 +171,11 @@ class _TensorDecoder(_NodeDecoder):
 
 
 class _OwnDecoder(_NodeDecoder):
-    """Shows a node that has a translation of ours, with all of the values it reads."""
+    """Shows a node that has a translation of ours, with the values that it is given."""
 
-    def __init__(self, node: Node, nodes: Nodes) -> None:
+    def __init__(self, node: Node, nodes: Nodes, reads: list[Node]) -> None:
         super().__init__(node, nodes)
-        self._inputs = [nodes.index(source) for source in sources(node)]
+        self._inputs = [nodes.index(source) for source in reads]
         self.input_types = [ov.OVAny(ov.Type.dynamic)] * len(self._inputs)
 
     def get_op_type(self) -> str:

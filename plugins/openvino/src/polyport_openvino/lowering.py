@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import openvino as ov
+import openvino.opset15 as opset
 import torch
 from torch.export.graph_signature import InputKind
 
+from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering import Leaves, Prepared, prepare, signature
+from polyport_openvino.context import traced
+from polyport_openvino.decoder import element_type
 from polyport_openvino.translate import Translator
 
 Node = torch.fx.Node
@@ -57,9 +62,9 @@ def lower_program(
     )
     computed = [result for i, result in enumerate(prepared.results) if i not in passed]
     results = [*computed, *prepared.contents.values()]
-    model = translator.run(prepared.graph, prepared.inputs, results, _tensors(prepared))
-    _name_ports(model, leaves, results)
-    return Lowered(model, leaves)
+    modules = dict(prepared.program.graph_module.named_children())
+    model = translator.run(prepared.graph, prepared.inputs, results, _tensors(prepared), modules)
+    return Lowered(_complete(model, leaves, prepared.inputs, results), leaves)
 
 
 def _origin(node: Node) -> Node:
@@ -100,26 +105,81 @@ def _tensors(prepared: Prepared) -> dict[Node, torch.Tensor]:
     return found
 
 
-def _name_ports(model: ov.Model, leaves: Leaves, results: Sequence[Node]) -> None:
-    """Give the ports the names of the leaves, and the results the types that the tracer recorded."""
-    from polyport_openvino.decoder import element_type
+def _complete(model: ov.Model, leaves: Leaves, inputs: Sequence[Node], results: Sequence[Node]) -> ov.Model:
+    """The model with a parameter for every input, ports named by the leaves, and results of the recorded types.
 
-    inputs, outputs = leaves.graph_names()
-    for parameter, name in zip(model.get_parameters(), inputs, strict=True):
+    The frontend leaves out parameters that nothing reads.
+    """
+    made = {
+        name: parameter for parameter in model.get_parameters() for name in parameter.output(0).get_names()
+    }
+    taken, returned = leaves.graph_names()
+    parameters = []
+    for node, name in zip(inputs, taken, strict=True):
+        parameter = made.get(node.name)
+        if parameter is None:
+            fake = traced(node)
+            shape = [size if isinstance(size, int) else -1 for size in fake.shape]
+            parameter = opset.parameter(shape, element_type(fake.dtype))
         parameter.set_friendly_name(name)
-        parameter.output(0).get_tensor().set_names({name})
-    taken: set[Any] = set()
-    for result, node, name in zip(model.get_results(), results, outputs, strict=True):
-        value = result.input_value(0)
-        kind = element_type(node.meta["val"].dtype)
-        place = (value.get_node().get_friendly_name(), value.get_index())
-        if value.get_element_type() != kind:
-            value = ov.opset15.convert(value, kind.get_type_name()).output(0)
-        elif place in taken or value.get_node().get_type_name() in ("Parameter", "Constant"):
-            value = ov.opset15.convert(value, kind.get_type_name()).output(0)
-        else:
-            taken.add(place)
-        result.input(0).replace_source_output(value)
+        parameters.append(parameter)
+    values = [
+        _own_value(result.input_value(0), element_type(traced(node).dtype), seen)
+        for seen in [set[Any]()]
+        for result, node in zip(model.get_results(), results, strict=True)
+    ]
+    complete = ov.Model([opset.result(value) for value in values], parameters, "model")
+    for port, name in zip((*complete.inputs, *complete.outputs), (*taken, *returned), strict=True):
+        port.get_tensor().set_names({name})
+    for result, name in zip(complete.get_results(), returned, strict=True):
         result.set_friendly_name(name)
-        value.get_tensor().set_names({name})
-    model.validate_nodes_and_infer_types()
+    return complete
+
+
+def _own_value(value: ov.Output, kind: ov.Type, seen: set[Any]) -> ov.Output:
+    """The value of one result alone: a port can't have two names, and a parameter has its own.
+
+    Args:
+        value: What the graph computes.
+        kind: The type that it shall have.
+        seen: Values that are other results' already.
+    """
+    place = (value.get_node().get_friendly_name(), value.get_index())
+    source = value.get_node().get_type_name()
+    if value.get_element_type() == kind and place not in seen and source not in ("Parameter", "Constant"):
+        seen.add(place)
+        return value
+    made: ov.Output = opset.convert(value, kind.get_type_name()).output(0)
+    return made
+
+
+def name_axes(model: ov.Model, leaves: Leaves, metadata: ExportMetadata) -> None:
+    """Write the names of the axes into the layouts of the ports: `[batch,past_sequence,?]`.
+
+    OpenVINO writes them in capitals, and some in its own way (`N` for a batch).
+
+    Args:
+        model: The model.
+        leaves: Its leaves.
+        metadata: The record of the leaves.
+    """
+    inputs, outputs = ({info.name: info for info in infos} for infos in (metadata.inputs, metadata.outputs))
+    changed = [inputs[name] for name in leaves.in_place]
+    returned = [*(outputs[name] for name in leaves.computed), *changed]
+    for parameter, info in zip(model.get_parameters(), metadata.inputs, strict=True):
+        parameter.set_layout(_layout(info.shape))
+    for result, info in zip(model.get_results(), returned, strict=True):
+        result.set_layout(_layout(info.shape))
+
+
+def _layout(shape: Sequence[int | str]) -> ov.Layout:
+    names: list[str] = []
+    for size in shape:
+        name = "" if isinstance(size, int) else re.sub(r"\W+", "_", size).strip("_")
+        names.append(name if name and name not in names else "?")
+    if not names:
+        return ov.Layout()
+    try:
+        return ov.Layout(f"[{','.join(names)}]")
+    except RuntimeError:  # two names that OpenVINO takes for one
+        return ov.Layout(f"[{','.join('?' for _ in names)}]")

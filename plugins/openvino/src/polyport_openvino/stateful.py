@@ -37,7 +37,8 @@ def variables_of(metadata: ExportMetadata) -> tuple[str, ...]:
     """
     names = metadata.backend.get(VARIABLES, [])
     both = set(metadata.input_names) & set(metadata.output_names)
-    if not isinstance(names, list) or not set(names) <= both or len(set(names)) != len(names):
+    fits = isinstance(names, list) and all(isinstance(name, str) and name in both for name in names)
+    if not fits or len(set(names)) != len(names):
         raise ArtifactError(
             f"The export records {VARIABLES!r} as {names!r}, which does not fit its inputs and outputs.",
             stage="load",
@@ -49,6 +50,8 @@ def variables_of(metadata: ExportMetadata) -> tuple[str, ...]:
 def eligible(metadata: ExportMetadata, leaves: Leaves) -> tuple[str, ...]:
     """The leaves that a variable can keep: parts of a cache that a call takes and returns, one row per row of the batch.
 
+    A static cache stays the caller's: a buffer that is written to where it lies, with a counter of its tokens beside it.
+
     Args:
         metadata: The record of the traced graph.
         leaves: What the lowering made of its leaves.
@@ -58,17 +61,20 @@ def eligible(metadata: ExportMetadata, leaves: Leaves) -> tuple[str, ...]:
     found = []
     for info in metadata.inputs:
         after = outputs.get(info.name)
-        if (
-            "." not in info.name
-            or after is None
-            or info.name in leaves.in_place
-            or info.name in leaves.passed_through
-        ):
+        if "." not in info.name or after is None or not _changes(info.name, leaves):
             continue
         starts = info.rank > 0 and isinstance(info.shape[0], str) and info.shape[0] in batches
         if starts and info.dtype == after.dtype and info.rank == after.rank and _follows(after, metadata):
             found.append(info.name)
     return tuple(found)
+
+
+def _changes(name: str, leaves: Leaves) -> bool:
+    """Whether a leaf comes back with another content, and is not a static cache's."""
+    if name in leaves.in_place:
+        owner = name.rpartition(".")[0]
+        return leaves.passed_through.get(name) == name and f"{owner}.cumulative_length" not in leaves.inputs
+    return name not in leaves.passed_through
 
 
 def _follows(info: TensorInfo, metadata: ExportMetadata) -> bool:
@@ -88,22 +94,21 @@ def make_stateful(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:
 
     Args:
         lowered: The model; changed.
-        metadata: Its record.
+        metadata: The record of the traced graph.
 
     Returns:
-        The record, with what became variables.
+        The record of the model, with what became variables.
     """
     model, leaves = lowered.model, lowered.leaves
     names = eligible(metadata, leaves)
     if not names:
-        return metadata
+        return leaves.recorded(metadata)
     parameters = dict(zip(leaves.inputs, model.get_parameters(), strict=True))
-    results = dict(zip(leaves.computed, model.get_results(), strict=False))
+    results = dict(zip((*leaves.computed, *leaves.in_place), model.get_results(), strict=True))
     infos = {info.name: info for info in metadata.inputs}
     beam_idx = opset.parameter([-1], np.int32, name=BEAM_IDX)
     beam_idx.output(0).get_tensor().set_names({BEAM_IDX})
-    rest = {name: parameter for name, parameter in parameters.items() if name not in names}
-    sizes = _Sizes(rest, infos)
+    sizes = _Sizes({name: parameters[name] for name in parameters if name not in names}, infos)
     zero = opset.constant(np.int64(0))
     sinks = []
     for name in names:
@@ -116,14 +121,27 @@ def make_stateful(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:
         rows = opset.gather(op.read_value(start, variable).output(0), beam_idx, zero)
         for reader in parameter.output(0).get_target_inputs():
             reader.replace_source_output(rows.output(0))
-        sinks.append(op.assign(result.input_value(0).get_node(), variable))
+        sinks.append(op.assign(_whole(result.input_value(0)), variable))
     for name in names:
         model.remove_parameter(parameters[name])
         model.remove_result(results[name])
     model.add_parameters([beam_idx])
     model.add_sinks(sinks)
     model.validate_nodes_and_infer_types()
-    return attrs.evolve(metadata, backend={**metadata.backend, VARIABLES: list(names)})
+    rest = attrs.evolve(
+        leaves,
+        in_place=tuple(name for name in leaves.in_place if name not in names),
+        passed_through={name: source for name, source in leaves.passed_through.items() if name not in names},
+    )
+    recorded = rest.recorded(metadata)
+    return attrs.evolve(recorded, backend={**recorded.backend, VARIABLES: list(names)})
+
+
+def _whole(value: ov.Output) -> Any:
+    """The node of a value. `Assign` takes a node's first result."""
+    if value.get_index() == 0:
+        return value.get_node()
+    return opset.convert(value, value.get_element_type().get_type_name())
 
 
 def _variable(name: str, parameter: Any) -> Any:
@@ -139,7 +157,7 @@ class _Sizes:
     def __init__(self, parameters: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
         self._sources = {
             size: (parameters[name], axis)
-            for name in reversed(parameters)
+            for name in reversed(list(parameters))
             for axis, size in enumerate(infos[name].shape)
             if isinstance(size, str)
         }
@@ -161,5 +179,3 @@ class _Sizes:
                 shape, opset.constant(np.array([axis], np.int64)), opset.constant(np.int64(0))
             )
         return self._made[size]
-
-

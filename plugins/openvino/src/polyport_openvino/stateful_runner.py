@@ -1,52 +1,58 @@
-"""temporary"""
+"""Running a model whose caches are variables of the runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import openvino as ov
 import torch
 
-from polyport.metadata import ExportMetadata
+from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import RunRequest
-from polyport_dynamo.lowering import Leaves
-from polyport_openvino.devices import core
-from polyport_openvino.runner import to_openvino, to_torch
+from polyport_openvino.runner import ModelRunner
+from polyport_openvino.stateful import BEAM_IDX, variables_of
 from polyport_openvino.states import States
 
 
 class StatefulRunner:
+    """Executes one model with state, which any number of threads may share.
+
+    A call that brings the caches of an earlier one, as they were returned, goes on in the infer request that has them in its
+    variables; caches of any other origin are written into those of a free request. What is returned stands for the variables
+    (`polyport.held.HeldTensor`).
+
+    Args:
+        model: The model.
+        metadata: The record of the model.
+        request: Device and options (see `ModelRunner`).
+
+    Raises:
+        InputError: The device, an option or a property is not available.
+        ExportError: OpenVINO can't compile the model.
+        ArtifactError: The model is not the one that the record describes.
+    """
+
     def __init__(self, model: ov.Model, metadata: ExportMetadata, request: RunRequest) -> None:
-        options = request.take(config=None, torch_threads=None)
-        self.device = "cpu"
-        config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", **(options["config"] or {})}
-        self.compiled = core().compile_model(model, "CPU", config)
-        self.states = States(metadata, self.compiled.create_infer_request)
-        self.leaves = Leaves.of(metadata)
-        self.names = metadata.output_names
-        self.rest = [i for i in range(len(metadata.inputs)) if i not in set(self.states.places)]
-        self.types = [output.get_element_type() for output in self.compiled.outputs]
-        self.out = [n for n in self.leaves.computed if n not in set(self.states.names)]
+        names = set(variables_of(metadata))
+        outside = attrs.evolve(
+            metadata,
+            inputs=(
+                *(info for info in metadata.inputs if info.name not in names),
+                TensorInfo(BEAM_IDX, "int32", ("rows",)),
+            ),
+            outputs=tuple(info for info in metadata.outputs if info.name not in names),
+        )
+        self._steps = ModelRunner(model, outside, request)
+        self.device = self._steps.device
+        self.states = States(metadata, self._steps.make_request)
+        self._given = [i for i, info in enumerate(metadata.inputs) if info.name not in names]
+        self._names = metadata.output_names
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run the graph once (see `polyport.pipeline.Runner`)."""
         lease, rows = self.states.lease(self, inputs)
-        try:
-            request = lease.request
-            for index, place in enumerate(self.rest):
-                request.set_input_tensor(index, to_openvino(inputs[place]))
-            request.set_input_tensor(len(self.rest), to_openvino(rows))
-            made = []
-            for index, kind in enumerate(self.types):
-                tensor = ov.Tensor(kind, ov.Shape([0] * len(self.compiled.outputs[index].partial_shape)))
-                made.append(tensor)
-                request.set_output_tensor(index, tensor)
-            lease.step += 1
-            request.infer()
-            results = dict(zip(self.out, [to_torch(request.get_output_tensor(i)) for i in range(len(made))], strict=False))
-            results |= self.states.kept(self, lease, inputs)
-        finally:
-            lease.lock.release()
-        return [
-            inputs[self.leaves.inputs.index(self.leaves.passed_through[n])] if n in self.leaves.passed_through else results[n]
-            for n in self.names
-        ]
+        with lease:
+            computed = iter(self._steps.run(lease.request, [*(inputs[i] for i in self._given), rows]))
+            held = self.states.kept(self, lease, inputs)
+        return [held[name] if name in held else next(computed) for name in self._names]

@@ -1,4 +1,4 @@
-"""Running a model whose caches are variables: they stay in an infer request, and a call returns tensors that stand for them."""
+"""What is in the variables of a model: which infer request has which cache, and the tensors that stand for it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,40 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import openvino as ov
 import torch
 
 from polyport.caches import find_dtype
-from polyport.errors import InputError
+from polyport.errors import ArtifactError, InputError
 from polyport.held import HeldTensor, plain_tensor
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.sizes import compiled
-from polyport_openvino.runner import to_openvino, to_torch
+from polyport_openvino.buffers import to_openvino, to_torch
+from polyport_openvino.requests import BoundRequest
 from polyport_openvino.stateful import variables_of
 
 
-class _Lease:
-    """An infer request, while anything stands for what is in its variables.
+class Lease:
+    """An infer request, as long as anything stands for what is in its variables. Entered for a step.
 
     Args:
         request: The request.
         free: Where it goes afterwards.
     """
 
-    def __init__(self, request: ov.InferRequest, free: deque[ov.InferRequest]) -> None:
+    def __init__(self, request: BoundRequest, free: deque[BoundRequest]) -> None:
         self.request, self._free = request, free
         self.lock = threading.RLock()
-        #: Steps that were taken, and the last of them that moved or replaced rows.
+        #: Steps that were taken, and the last of them that moved rows or failed.
         self.step = self.moved = 0
-        self.states = {state.name: state for state in request.query_state()}
+        self.states = {state.name: state for state in request.request.query_state()}
+
+    def __enter__(self) -> None:
+        self.step += 1  # first, so that what a failed step leaves is not taken for what was there before
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self.moved = self.step
+        self.lock.release()
 
     def __del__(self) -> None:
         self._free.append(self.request)
@@ -41,7 +49,7 @@ class _Lease:
 class _Kept:
     """The variables of a request as they were after one of its steps (see `polyport.held.Keeper`)."""
 
-    def __init__(self, runner: Any, lease: _Lease, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, runner: Any, lease: Lease, shapes: Sequence[tuple[int, ...]]) -> None:
         self.runner, self.lease, self.step, self.shapes = runner, lease, lease.step, shapes
 
     def read(self, key: int) -> torch.Tensor:
@@ -50,19 +58,19 @@ class _Kept:
         Raises:
             InputError: A later step has moved its rows, or overwritten it.
         """
-        shape, lease = self.shapes[key], self.lease
+        lease, states = self.lease, self.runner.states
         with lease.lock:
-            content = self.runner.states.content(lease.request, key)
-            if lease.step == self.step:
-                return content
-            axis = self.runner.states.growing[key]
-            if axis is None or lease.moved > self.step:
+            axis = states.growing[key]
+            if lease.step != self.step and (axis is None or lease.moved > self.step):
                 raise InputError(
                     "This cache was continued, and what it was before is gone: OpenVINO keeps it in one place. Copy it "
                     "before it is continued (copy.deepcopy(cache)), or export with stateful=False.",
                     stage="run",
                 )
-            return content.narrow(axis, 0, shape[axis]).clone()
+            content: torch.Tensor = to_torch(lease.states[states.names[key]].state)
+            if lease.step != self.step:
+                content = content.narrow(axis, 0, self.shapes[key][axis])
+            return content.clone()
 
 
 class States:
@@ -70,18 +78,33 @@ class States:
 
     Args:
         metadata: The record of the model.
-        create: Makes an infer request.
+        make_request: Makes an infer request of the model.
+
+    Raises:
+        ArtifactError: The model has other variables than the record says.
     """
 
-    def __init__(self, metadata: ExportMetadata, create: Callable[[], ov.InferRequest]) -> None:
+    def __init__(self, metadata: ExportMetadata, make_request: Callable[[], BoundRequest]) -> None:
         self.names = variables_of(metadata)
+        self._make_request = make_request
+        self._free: deque[BoundRequest] = deque([make_request()])
+        there = {state.name for state in self._free[0].request.query_state()}
+        if there != set(self.names):
+            raise ArtifactError(
+                f"The graph keeps {', '.join(sorted(there)) or 'nothing'} in variables, the export's metadata names "
+                f"{', '.join(self.names)}.",
+                stage="load",
+                backend="openvino",
+            )
         inputs = {info.name: (index, info) for index, info in enumerate(metadata.inputs)}
-        outputs = {info.name: info for info in metadata.outputs}
-        #: Of each variable: its place among the inputs of a call, and the axis along which it grows.
-        self.places = [inputs[name][0] for name in self.names]
-        self.growing = [_growing(inputs[name][1], outputs[name]) for name in self.names]
-        self._dtypes = [find_dtype(outputs[name].dtype) for name in self.names]
-        self._shapes = [outputs[name].shape for name in self.names]
+        outputs = [{info.name: info for info in metadata.outputs}[name] for name in self.names]
+        self._places = [inputs[name][0] for name in self.names]
+        #: The axis along which a variable grows; None for a state of fixed size.
+        self.growing = [
+            _growing(inputs[name][1], info) for name, info in zip(self.names, outputs, strict=True)
+        ]
+        self._dtypes = [_dtype(info) for info in outputs]
+        self._shapes = [info.shape for info in outputs]
         self._sizes = {
             size: compiled(size) for shape in self._shapes for size in shape if isinstance(size, str)
         }
@@ -90,16 +113,9 @@ class States:
             for axis, size in enumerate(info.shape):
                 if isinstance(size, str):
                     self._sources.setdefault(size, (index, axis))
-        self._create = create
-        self._free: deque[ov.InferRequest] = deque()
         self._orders: dict[int, torch.Tensor] = {}
 
-    def content(self, request: ov.InferRequest, key: int) -> torch.Tensor:
-        """A copy of what a variable holds."""
-        state = next(state for state in request.query_state() if state.name == self.names[key])
-        return to_torch(state.state).clone()
-
-    def lease(self, runner: Any, inputs: Sequence[torch.Tensor]) -> tuple[_Lease, torch.Tensor]:
+    def lease(self, runner: Any, inputs: Sequence[torch.Tensor]) -> tuple[Lease, torch.Tensor]:
         """The request that a call continues, or a free one with the caches that the call brings.
 
         Args:
@@ -107,42 +123,55 @@ class States:
             inputs: Of the call.
 
         Returns:
-            The lease, locked; and the rows that the call continues from (int32).
+            The lease, locked, to be entered for the step; and the rows that the call continues from (int32).
+
+        Raises:
+            InputError: A cache was continued since, and can't be found any more.
         """
-        given = [inputs[place] for place in self.places]
-        first: Any = given[0]
-        if isinstance(first, HeldTensor) and first.keeper.runner is runner:
-            kept: Any = first.keeper
-            lease: _Lease = kept.lease
-            lease.lock.acquire()
-            rows = first.rows
-            if lease.step == kept.step and all(
-                isinstance(one, HeldTensor)
-                and one.keeper is kept
-                and one.key == key
-                and _equal(one.rows, rows)
-                for key, one in enumerate(given)
-            ):
-                whole = kept.shapes[0][0]
-                if rows is None:
-                    return lease, self._order(whole)
-                if len(rows) == whole:
-                    lease.moved = lease.step + 1
-                    return lease, rows.to(torch.int32).contiguous()
-            lease.lock.release()
+        given = [inputs[place] for place in self._places]
+        if (found := self._continued(runner, given)) is not None:
+            return found
         contents = [plain_tensor(one) for one in given]
-        lease = _Lease(self._free.pop() if self._free else self._create(), self._free)
-        lease.lock.acquire()
-        lease.request.reset_state()
+        try:
+            request = self._free.pop()
+        except IndexError:
+            request = self._make_request()
+        request.request.reset_state()
+        lease = Lease(request, self._free)
         for name, content in zip(self.names, contents, strict=True):
             if content.numel():
-                lease.states[name].state = to_openvino(content)
+                lease.states[name].state = to_openvino(content.contiguous())
+        lease.lock.acquire()
         return lease, self._order(len(contents[0]))
 
-    def kept(
-        self, runner: Any, lease: _Lease, inputs: Sequence[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """What stands for the variables after a step.
+    def _continued(self, runner: Any, given: Sequence[Any]) -> tuple[Lease, torch.Tensor] | None:
+        """The lease and the rows, where all caches of a call are as one step of it has left them."""
+        first = given[0]
+        if not isinstance(first, HeldTensor) or first.keeper.runner is not runner:
+            return None
+        kept: Any = first.keeper
+        lease: Lease = kept.lease
+        rows, count = first.rows, kept.shapes[0][0]
+        together = all(
+            isinstance(one, HeldTensor)
+            and one.keeper is kept
+            and one.key == key
+            and (one.rows is rows or _equal(one.rows, rows))
+            for key, one in enumerate(given)
+        )
+        if not together or (rows is not None and len(rows) != count):
+            return None
+        lease.lock.acquire()
+        if lease.step != kept.step:
+            lease.lock.release()
+            return None
+        if rows is None:
+            return lease, self._order(count)
+        lease.moved = lease.step + 1
+        return lease, rows.to(torch.int32).contiguous()
+
+    def kept(self, runner: Any, lease: Lease, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Variable -> the tensor that stands for it after a step.
 
         Args:
             runner: Who called.
@@ -151,14 +180,14 @@ class States:
         """
         sizes = {name: inputs[index].shape[axis] for name, (index, axis) in self._sources.items()}
         sizes |= {name: size(sizes) for name, size in self._sizes.items()}
-        known: dict[tuple[int | str, ...], tuple[int, ...]] = {}
-        for shape in self._shapes:
-            if shape not in known:
-                known[shape] = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
-        shapes = [known[shape] for shape in self._shapes]
+        alike = {
+            shape: tuple(size if isinstance(size, int) else sizes[size] for size in shape)
+            for shape in set(self._shapes)
+        }
+        shapes = [alike[shape] for shape in self._shapes]
         keeper = _Kept(runner, lease, shapes)
         return {
-            name: HeldTensor(keeper, key, shapes[key], self._dtypes[key])  # type: ignore[arg-type]
+            name: HeldTensor(keeper, key, shapes[key], self._dtypes[key])
             for key, name in enumerate(self.names)
         }
 
@@ -170,12 +199,19 @@ class States:
 
 
 def _growing(before: TensorInfo, after: TensorInfo) -> int | None:
-    """The one axis along which an output is longer than its input; None for a state of fixed size."""
+    """The one axis along which an output is longer than its input."""
     changed = [axis for axis, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
     return changed[0] if len(changed) == 1 else None
 
 
+def _dtype(info: TensorInfo) -> torch.dtype:
+    found = find_dtype(info.dtype)
+    if found is None:
+        raise ArtifactError(
+            f"The export records a dtype {info.dtype!r}, which PyTorch doesn't have.", stage="load"
+        )
+    return found
+
+
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
-
-
+    return one is not None and other is not None and torch.equal(one, other)

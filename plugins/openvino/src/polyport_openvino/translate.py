@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 
+from polyport_dynamo.lowering.decompose import decompose, remove_dead
+from polyport_dynamo.lowering.functionalize import NotLocal, functionalize
 from polyport_openvino import ops
-from polyport_openvino.context import Context
-from polyport_openvino.decoder import OWN, GraphDecoder, sources
+from polyport_openvino.context import Context, symbolic
+from polyport_openvino.decoder import OWN, GraphDecoder
 from polyport_openvino.frontend import OPERATORS
 
 Node = torch.fx.Node
@@ -28,11 +31,16 @@ class Translator:
 
     def known(self, node: Node) -> bool:
         """Whether a `call_function` node has a translation."""
-        return self.owned(node) or self.translates(node.target) or node.target is operator.getitem
+        if self.owned(node):
+            return True
+        if node.target is operator.getitem:
+            source: Any = node.args[0]
+            return self.known(source)
+        return str(node.target) in OPERATORS and not ops.is_complex(node)
 
     def translates(self, target: Any) -> bool:
-        """Whether the frontend has a translation of an operator."""
-        return str(target) in OPERATORS
+        """Whether an operator has a translation, for some of its uses at least."""
+        return str(target) in OPERATORS or ops.has(target)
 
     def owned(self, node: Node) -> bool:
         """Whether a node has a translation of ours."""
@@ -53,6 +61,7 @@ class Translator:
         inputs: Sequence[Node],
         results: Sequence[Node],
         tensors: Mapping[Node, torch.Tensor],
+        modules: Mapping[str, Any] | None = None,
     ) -> ov.Model:
         """Translate a graph.
 
@@ -61,6 +70,7 @@ class Translator:
             inputs: Its inputs.
             results: Its results.
             tensors: Node -> the tensor that it stands for, of weights and constants.
+            modules: What `get_attr` nodes stand for that are graphs of loops.
 
         Returns:
             A model with a parameter per input and a result per result, in these orders.
@@ -69,14 +79,15 @@ class Translator:
             UnsupportedOperator: A node can't be translated.
         """
         decoder = GraphDecoder(graph, list(inputs), list(results), tensors, self.owned)
-        context = Context()
+        context = Context(lambda body: self._body((modules or {})[str(body.target)]), inputs)
         failures: list[tuple[Node, Exception]] = []
 
         def translate(given: Any) -> list[ov.Output]:
-            node = decoder.current
-            assert node is not None
+            node, reads = decoder.current, decoder.reads
+            if node is None:
+                raise RuntimeError("the frontend translates a node that it was not shown")
             try:
-                values = [given.get_input(index) for index in range(len(sources(node)))]
+                values = {source: given.get_input(index) for index, source in enumerate(reads)}
                 return _translated(context, node, values)
             except Exception as error:
                 failures.append((node, error))
@@ -92,22 +103,67 @@ class Translator:
                 raise UnsupportedOperator(f"{node.format_node()}: {type(cause).__name__}: {cause}") from cause
             raise UnsupportedOperator(str(error)) from error
 
+    def _body(self, module: torch.fx.GraphModule) -> tuple[ov.Model, list[str]]:
+        """The graph of a loop as a model, and the names of its inputs."""
+        graph = copy.deepcopy(module.graph)
+        try:
+            functionalize(graph)
+            remove_dead(graph)
+            decompose(graph, self.known)
+        except NotLocal as error:
+            raise UnsupportedOperator(f"the body of a loop: {error}") from error
+        remove_dead(graph)
+        self.check(graph)
+        made: Any = graph.output_node().args[0]
+        results = [made] if isinstance(made, Node) else list(made)
+        tensors = {
+            node: tensor
+            for node in graph.find_nodes(op="get_attr")
+            if isinstance(tensor := getattr(module, node.target, None), torch.Tensor)
+        }
+        inputs = list(graph.find_nodes(op="placeholder"))
+        model = self.run(graph, inputs, results, tensors, dict(module.named_children()))
+        return model, [node.name for node in inputs]
 
-def _translated(c: Context, node: Node, values: Sequence[ov.Output]) -> list[ov.Output]:
-    for source, value in zip(sources(node), values, strict=True):
+
+def _translated(c: Context, node: Node, values: Mapping[Node, ov.Output]) -> list[ov.Output]:
+    """What our translation of a node makes.
+
+    Args:
+        c: The context, which takes the values and the result.
+        node: The node.
+        values: By node, what the frontend has made of the nodes that it reads.
+    """
+    for source, value in values.items():
         if source not in c.values:
             c.values[source] = value
-            fake = source.meta.get("val")
-            if source.op == "placeholder" and isinstance(fake, torch.Tensor):
-                c.learn_sizes(value, fake)
-    if node.target is operator.getitem:
-        made: Any = c.values[node.args[0]][node.args[1]]  # type: ignore[index]
-    else:
+            _learn(c, value, source)
+    made = _known_size(c, node)
+    if made is None and node.target is operator.getitem:
+        made = c.values[node.args[0]][node.args[1]]  # type: ignore[index]
+    elif made is None:
         translation = ops.find(node)
-        assert translation is not None
+        if translation is None:
+            raise LookupError(f"{node.target} has no translation of ours")
         made = translation(c, node, *node.args, **node.kwargs)
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            made = c.remember(symbolic(node.meta["val"]), made)
     c.values[node] = made
     if isinstance(made, list):
         return made[:1]
-    made.get_node().set_friendly_name(node.name)
+    _learn(c, made, node)
+    if made.get_node().get_type_name() not in ("Parameter", "Constant"):
+        made.get_node().set_friendly_name(node.name)
     return [made]
+
+
+def _known_size(c: Context, node: Node) -> Any:
+    """The value of a node that is a size, where an equal one is there already or can be computed."""
+    size = node.meta.get("val")
+    return c.expression(symbolic(size)) if isinstance(size, torch.SymInt) else None
+
+
+def _learn(c: Context, value: ov.Output, node: Node) -> None:
+    fake = node.meta.get("val")
+    if isinstance(fake, torch.Tensor) and not fake.dtype.is_complex:
+        c.learn_sizes(value, fake)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from polyport_dynamo.lowering import internals
+
 Node = torch.fx.Node
 aten = torch.ops.aten
 
@@ -180,15 +182,35 @@ def _viewed(node: Node) -> Node | None:
     source = node.args[0]
     if aliased != [0] or not isinstance(source, torch.fx.Node):
         raise NotLocal(f"{node.target} is a view of something other than its first argument")
-    return source if share_memory(source, node) else None
+    return source if _gives_view(source, node) else None
 
 
 def share_memory(source: Node, view: Node) -> bool:
     """Whether `reshape`, `to` and their kind really gave a view: only then does a later change reach the source."""
     left, right = source.meta.get("val"), view.meta.get("val")
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
+        return _same_storage(left, right)
     return True  # Several results, as from `split`: they are views.
+
+
+def _same_storage(left: torch.Tensor, right: Any) -> bool:
+    return isinstance(right, torch.Tensor) and left.untyped_storage()._cdata == right.untyped_storage()._cdata
+
+
+def _gives_view(source: Node, node: Node) -> bool:
+    """Whether an operator that may give a view of its first argument did.
+
+    In a program that was read from a file every recorded tensor has memory of its own, so the operator is asked again.
+    """
+    if share_memory(source, node) or not internals.is_composite(node.target):
+        return True
+    left, right = source.meta["val"], node.meta["val"]
+    if left.dtype != right.dtype:
+        return False
+    try:
+        return _same_storage(left, internals.run_fake(node))
+    except Exception as error:
+        raise NotLocal(f"whether {node.format_node()} is a view: {error}") from error
 
 
 def _pure_form(node: Node) -> tuple[Any, tuple[Any, ...]]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table as _core_decompositions
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["decomposition_of", "default_decompositions", "trace_fake"]
+__all__ = ["decomposition_of", "default_decompositions", "is_composite", "run_fake", "trace_fake"]
 
 
 def decomposition_of(target: Any) -> Callable[..., Any] | None:
@@ -27,6 +27,11 @@ def decomposition_of(target: Any) -> Callable[..., Any] | None:
         return target.decompose
     found: Callable[..., Any] | None = _core_decompositions.get(target)
     return found
+
+
+def is_composite(target: Any) -> bool:
+    """Whether an operator is a function of others, as `reshape` is: a view of its input or a copy, as the input requires."""
+    return isinstance(target, torch._ops.OpOverload) and bool(target._can_decompose())
 
 
 def default_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -53,6 +58,18 @@ def trace_fake(
             stack.enter_context(_frozen(mode))
         stack.enter_context(torch.no_grad())
         return make_fx(function, tracing_mode="real", pre_dispatch=False)(*leaves)
+
+
+def run_fake(node: torch.fx.Node) -> Any:
+    """What a node computes of the tensors that the tracer recorded; the shape environment stays as it was."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    tensors = (arg.meta["val"] for arg in node.all_input_nodes if isinstance(arg.meta["val"], FakeTensor))
+    with contextlib.ExitStack() as stack:
+        if (first := next(tensors, None)) is not None:
+            stack.enter_context(first.fake_mode)
+            stack.enter_context(_frozen(first.fake_mode))
+        stack.enter_context(torch.no_grad())
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 @contextlib.contextmanager

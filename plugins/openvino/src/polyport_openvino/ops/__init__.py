@@ -6,16 +6,37 @@ types; most of that arithmetic is a constant, a 0 or a -1.
 
 from __future__ import annotations
 
-from polyport_openvino.ops import attention, creation, elementwise, linear, shape, sym
-from polyport_openvino.ops.table import Translation, find, translates
+from polyport_openvino.ops import (
+    attention,
+    complexes,
+    creation,
+    elementwise,
+    experts,
+    indexing,
+    linear,
+    loops,
+    numbers,
+    ordering,
+    shape,
+    sym,
+)
+from polyport_openvino.ops.table import Translation, find, has, is_complex, translates
 
 __all__ = [
     "Translation",
     "attention",
+    "complexes",
     "creation",
     "elementwise",
+    "experts",
     "find",
+    "has",
+    "indexing",
+    "is_complex",
     "linear",
+    "loops",
+    "numbers",
+    "ordering",
     "shape",
     "sym",
     "translates",

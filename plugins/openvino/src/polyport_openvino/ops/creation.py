@@ -27,24 +27,20 @@ def _filled(c: Context, node: Node, value: Any) -> Any:
     return c.op("broadcast", c.tensor(value, fake.dtype), c.sizes(list(fake.shape)))
 
 
-def _is_real(node: Node) -> bool:
-    return not traced(node).dtype.is_complex
-
-
-@translates(aten.full.default, aten.new_full.default, when=_is_real)
+@translates(aten.full.default, aten.new_full.default)
 def full(c: Context, node: Node, *args: Any, **options: Any) -> Any:
     """Filled with a number."""
     return _filled(c, node, options.get("fill_value", args[-1]))
 
 
-@translates(aten.full_like.default, when=_is_real)
+@translates(aten.full_like.default)
 def full_like(c: Context, node: Node, self: Node, fill_value: Any, **options: Any) -> Any:
     """Filled with a number, shaped like another tensor."""
     del self, options
     return _filled(c, node, fill_value)
 
 
-@translates(aten.ones.default, aten.ones_like.default, aten.new_ones.default, when=_is_real)
+@translates(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def ones(c: Context, node: Node, *args: Any, **options: Any) -> Any:
     """Ones."""
     del args, options
@@ -52,7 +48,7 @@ def ones(c: Context, node: Node, *args: Any, **options: Any) -> Any:
 
 
 @translates(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
-            aten.empty_like.default, aten.new_empty.default, when=_is_real)  # fmt: skip
+            aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)  # fmt: skip
 def zeros(c: Context, node: Node, *args: Any, **options: Any) -> Any:
     """Zeros, also for memory that is not initialised: its content must not matter."""
     del args, options

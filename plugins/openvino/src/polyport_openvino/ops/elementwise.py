@@ -77,13 +77,14 @@ def extremum(c: Context, node: Node, self: Any, other: Any) -> Any:
     return _binary(c, names[0 if largest else 1], _type_of(node), self, other)
 
 
+#: `a > b` is written `b < a`: `Greater` and `GreaterEqual` of the CPU hold where one side is NaN, and `Less` is right.
 _COMPARISONS = {
     "eq": "equal",
     "ne": "not_equal",
     "lt": "less",
     "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
+    "gt": "less",
+    "ge": "less_equal",
 }
 
 
@@ -93,7 +94,9 @@ def compare(c: Context, node: Node, self: Any, other: Any) -> Any:
     dtype = torch.result_type(_promoted(self), _promoted(other))
     if dtype == torch.bool:
         dtype = torch.int32
-    return _binary(c, _COMPARISONS[name_of(node)], dtype, self, other)
+    name = name_of(node)
+    sides = (other, self) if name in ("gt", "ge") else (self, other)
+    return _binary(c, _COMPARISONS[name], dtype, *sides)
 
 
 def _promoted(operand: Any) -> Any:
@@ -125,21 +128,24 @@ def invert(c: Context, node: Node, self: Node) -> Any:
 
 _UNARY = {
     "neg": "negative", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "sin": "sin", "cos": "cos", "tanh": "tanh",
-    "sigmoid": "sigmoid", "relu": "relu", "floor": "floor", "ceil": "ceiling", "erf": "erf", "silu": "swish", "sign": "sign",
-    "softplus": "softplus",
+    "sigmoid": "sigmoid", "relu": "relu", "floor": "floor", "ceil": "ceiling", "erf": "erf", "sign": "sign",
 }  # fmt: skip
 
 
-@translates(
-    *(getattr(aten, name).default for name in _UNARY if name != "softplus"),
-    when=lambda node: not _type_of(node).is_complex and not traced(node.args[0]).dtype.is_complex,
-)
+@translates(*(getattr(aten, name).default for name in _UNARY))
 def unary(c: Context, node: Node, self: Node) -> Any:
     """Functions of one argument; those with real results take integers as floats."""
     name = name_of(node)
     if name in ("floor", "ceil") and not _type_of(node).is_floating_point:
         return c.value(self)
     return c.op(_UNARY[name], c.tensor(self, _type_of(node)))
+
+
+@translates(aten.silu.default)
+def silu(c: Context, node: Node, self: Node) -> Any:
+    """The value times its sigmoid."""
+    dtype = _type_of(node)
+    return c.op("swish", c.tensor(self, dtype), c.constant(1, dtype))
 
 
 @translates(aten.rsqrt.default, aten.reciprocal.default)
@@ -213,8 +219,7 @@ def truth(c: Context, node: Node, self: Node, dim: Any = None, keepdim: bool = F
 @translates(
     aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default, aten.type_as.default,
     aten.contiguous.default, aten.clone.default, aten.detach.default, aten.detach_.default, aten.alias.default,
-    aten.lift_fresh.default, aten.lift_fresh_copy.default, aten._conj.default,
-    when=lambda node: not traced(node.args[0]).dtype.is_complex,
+    aten.lift_fresh.default, aten.lift_fresh_copy.default,
 )  # fmt: skip
 def convert(c: Context, node: Node, self: Node, *args: Any, **kwargs: Any) -> Any:
     """Conversions and copies: a `Convert` where the type changes, and nothing where it does not."""

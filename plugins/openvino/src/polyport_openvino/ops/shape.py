@@ -25,21 +25,35 @@ def reshape(c: Context, node: Node, self: Node, *args: Any, **options: Any) -> A
     source, target = dims(self), dims(node)
     if source == target:
         return c.value(self)
-    plan: list[Any] = []
-    for index, size in enumerate(target):
-        keeps = index < len(source) and source[index] == size and not isinstance(size, int)
-        plan.append(0 if keeps else size)
-    if 0 in (size for size in target if isinstance(size, int)):  # 0 has two meanings then
-        return c.op("reshape", c.value(self), c.sizes(list(traced(node).shape)), False)
-    open_axes = [index for index, size in enumerate(plan) if not isinstance(size, int)]
+    sizes: list[Any] = list(traced(node).shape)
     wanted = options.get("size", options.get("shape", args[0] if args else None))
+    left_open = None
+    if isinstance(wanted, (list, tuple)) and len(wanted) == len(target):
+        for index, size in enumerate(wanted):
+            if size == -1:
+                left_open = index
+            else:  # the tracer's size may be an expression that is this number, but does not look like one
+                sizes[index] = size
+                target[index] = size if isinstance(size, int) else symbolic(size.meta["val"])
+    if 0 in (size for size in target if isinstance(size, int)):  # 0 has two meanings then
+        return c.op("reshape", c.value(self), c.sizes(sizes), False)
+    open_axes = []
+    for index, size in enumerate(target):
+        if isinstance(size, int):
+            continue
+        if index < len(source) and source[index] == size:
+            sizes[index] = 0
+        else:
+            open_axes.append(index)
     if open_axes:
-        given = wanted if isinstance(wanted, (list, tuple)) and len(wanted) == len(target) else ()
-        left_open = next((i for i in open_axes if i < len(given) and given[i] == -1), open_axes[0])
-        plan[left_open] = -1
-    sizes = [
-        traced(node).shape[index] if not isinstance(size, int) else size for index, size in enumerate(plan)
-    ]
+        if left_open not in open_axes:
+            unknown = (
+                index
+                for index in open_axes
+                if not isinstance(sizes[index], Node) and c.expression(target[index]) is None
+            )
+            left_open = next(unknown, open_axes[0])
+        sizes[left_open] = -1
     return c.op("reshape", c.value(self), c.sizes(sizes), True)
 
 
@@ -169,4 +183,5 @@ def cat(c: Context, node: Node, tensors: Sequence[Node], dim: int = 0) -> Any:
         parts = [c.op("unsqueeze", c.tensor(part, dtype), along) for part in tensors]
     else:
         parts = [c.tensor(part, dtype) for part in tensors if traced(part).dim() == rank]
-    return parts[0] if len(parts) == 1 else c.op("concat", parts, axis)
+    # the last axis is written -1: OpenVINO's fusion of rotary embeddings looks for that
+    return parts[0] if len(parts) == 1 else c.op("concat", parts, -1 if axis == rank - 1 else axis)

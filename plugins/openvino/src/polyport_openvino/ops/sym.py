@@ -64,7 +64,7 @@ def _binary(name: str) -> Any:
 
 for _name, _targets in {
     "add": (operator.add,), "subtract": (operator.sub,), "multiply": (operator.mul,), "maximum": (torch.sym_max,),
-    "minimum": (torch.sym_min,), "logical_and": (operator.and_,), "logical_or": (operator.or_,), "power": (operator.pow,),
+    "minimum": (torch.sym_min,), "logical_and": (operator.and_,), "logical_or": (operator.or_,),
     "equal": (operator.eq,), "not_equal": (operator.ne,), "less": (operator.lt,), "less_equal": (operator.le,),
     "greater": (operator.gt,), "greater_equal": (operator.ge,), "floor_mod": (operator.mod,),
 }.items():  # fmt: skip
@@ -88,6 +88,15 @@ def true_divide(c: Context, node: Node, a: Any, b: Any = None) -> Any:
     if b is None:
         return c.op("sqrt", c.cast(c.tensor(a), torch.float32))
     return c.op("divide", *(c.cast(c.tensor(x), torch.float32) for x in (a, b)))
+
+
+@translates(operator.pow)
+def power(c: Context, node: Node, a: Any, b: Any) -> Any:
+    """Power; square roots and small whole exponents are exact."""
+    del node
+    if isinstance(b, (int, float)) and (exact := c.power(_operands(c, a)[0], float(b))) is not None:
+        return exact
+    return c.op("power", *_operands(c, a, b))
 
 
 @translates(operator.neg)

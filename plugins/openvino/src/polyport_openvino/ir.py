@@ -1,0 +1,125 @@
+"""OpenVINO IR as a document: read with care, since it may come from anybody, and written the same every time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+from xml.parsers import expat
+
+#: Elements inside one another: far more than branches and loops in a graph.
+_DEEPEST = 200
+
+#: Names of a tensor are separated by commas that no backslash precedes.
+_COMMA = re.compile(r"(?<!\\),")
+
+
+class IrError(ValueError):
+    """A text is no OpenVINO IR, or refers to what it must not."""
+
+
+def parsed(text: bytes) -> ElementTree.Element:
+    """The root of a document.
+
+    Args:
+        text: The document, in UTF-8.
+
+    Raises:
+        IrError: It is not well-formed, or declares entities, or another encoding.
+    """
+    builder = ElementTree.TreeBuilder()
+    reader = expat.ParserCreate("utf-8")
+    depth = 0
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise IrError(f"has elements inside {_DEEPEST} others")
+        builder.start(name, attributes)
+
+    def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(name)
+
+    def refused(*_: object) -> None:
+        raise IrError("declares a document type, which no model needs")
+
+    def declared(_: str, encoding: str | None, __: int) -> None:
+        if encoding is not None and encoding.lower() not in ("utf-8", "us-ascii"):
+            raise IrError(f"is encoded in {encoding}, not in UTF-8")
+
+    reader.StartElementHandler, reader.EndElementHandler = start, end
+    reader.CharacterDataHandler = builder.data
+    reader.StartDoctypeDeclHandler = reader.EntityDeclHandler = refused
+    reader.XmlDeclHandler = declared
+    try:
+        text.decode("utf-8")
+        reader.Parse(text, True)
+        return builder.close()
+    except (expat.ExpatError, UnicodeDecodeError) as error:
+        raise IrError(f"is no XML: {error}") from error
+
+
+def constants(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """The `data` elements of the weights, those inside branches and loops too."""
+    for layer in root.iter("layer"):
+        if layer.get("type") == "Const":
+            yield from layer.findall("data")
+
+
+def check_references(root: ElementTree.Element, size: int) -> None:
+    """Refuse weights outside a file.
+
+    Args:
+        root: Of the document.
+        size: Bytes of the file with its weights.
+
+    Raises:
+        IrError: A weight lies outside of it, or is no tensor of numbers.
+    """
+    if root.tag != "net" or root.find("layers") is None:
+        raise IrError("holds no graph")
+    for layer in root.iter("layer"):
+        if layer.get("type") != "Const":
+            continue
+        name = layer.get("name")
+        for data in layer.findall("data"):
+            if data.get("element_type") == "string":
+                raise IrError(f"holds texts, not numbers, in {name!r}")
+            reference = [data.get(key, "") for key in ("offset", "size")]
+            if not all(re.fullmatch(r"[0-9]{1,19}", value, re.ASCII) for value in reference):
+                raise IrError(f"describes the weight {name!r} wrongly")
+            if sum(map(int, reference)) > size:
+                raise IrError(f"keeps the weight {name!r} outside its file of weights")
+
+
+def settle(root: ElementTree.Element, name: str) -> None:
+    """Make a document depend on the graph alone: OpenVINO names nodes by counters of the process.
+
+    Args:
+        root: Of the document; changed. Names of what goes in and out stay.
+        name: Of the graph.
+    """
+    root.set("name", name)
+    for layers in root.iter("layers"):
+        top = layers in root.findall("layers")
+        kept = {one for layer in layers if top for one in _COMMA.split(layer.get("output_names", "")) if one}
+        for layer in layers:
+            kind = layer.get("type", "")
+            if not top:
+                layer.attrib.pop("output_names", None)
+            if not top or kind not in ("Parameter", "Result"):
+                layer.set("name", f"{kind}_{layer.get('id')}")
+            for port in layer.iterfind("output/port"):
+                names = _COMMA.split(port.attrib.pop("names", ""))
+                found = [one for one in names if one and top and (kind == "Parameter" or one in kept)]
+                if found:
+                    port.set("names", ",".join(sorted(found)))
+
+
+def written(root: ElementTree.Element) -> bytes:
+    """The text of a document."""
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
