@@ -73,7 +73,11 @@ def _backend_class(name: str, backend: str) -> Any:
     # by convention, the format is the class's name in lower case and comes from the distribution polyport-<format>
     export_format = backend.lower()
     if any(plugin.name == export_format for plugin in installed()):
-        Session(export_format)  # says what is wrong with it
+        known = Session(export_format).backend  # or it says what is wrong with it
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}: the classes of the backend {export_format!r} are "
+            f"{known.exporter} and {known.config_class.__name__}"
+        )
     raise BackendNotInstalled(
         f"{name} belongs to a backend that is not installed: pip install polyport-{export_format}",
         backend=export_format,

@@ -19,6 +19,9 @@ Node = torch.fx.Node
 #: The operator type under which nodes with a translation of ours appear.
 OWN = "polyport::call"
 
+#: Key of a node's `meta`: the name that a weight has in the model.
+WEIGHT = "weight"
+
 
 class Nodes(list[Node]):
     """The nodes of a graph. The frontend's decoders ask for the place of each of a node's inputs."""
@@ -166,8 +169,10 @@ class _TensorDecoder(_NodeDecoder):
         return "get_attr"
 
     def as_constant(self) -> Any:
-        """The constant."""
-        return constant(self._tensor).outputs()
+        """The constant, with the name that the weight has in the model."""
+        made = constant(self._tensor)
+        made.set_friendly_name(str(self.pt_module.meta.get(WEIGHT, self.pt_module.name)))
+        return made.outputs()
 
 
 class _OwnDecoder(_NodeDecoder):

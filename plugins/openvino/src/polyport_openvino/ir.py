@@ -10,6 +10,9 @@ from xml.parsers import expat
 #: Elements inside one another: far more than branches and loops in a graph.
 _DEEPEST = 200
 
+#: Names that OpenVINO gives by itself.
+_COUNTED = re.compile(r"([A-Z][A-Za-z0-9]*)?_?\d*")
+
 #: Names of a tensor are separated by commas that no backslash precedes.
 _COMMA = re.compile(r"(?<!\\),")
 
@@ -99,7 +102,7 @@ def settle(root: ElementTree.Element, name: str) -> None:
     """Make a document depend on the graph alone: OpenVINO names nodes by counters of the process.
 
     Args:
-        root: Of the document; changed. Names of what goes in and out stay.
+        root: Of the document; changed. Names that somebody gave stay: of ports, weights, and operators of the model.
         name: Of the graph.
     """
     root.set("name", name)
@@ -110,7 +113,8 @@ def settle(root: ElementTree.Element, name: str) -> None:
             kind = layer.get("type", "")
             if not top:
                 layer.attrib.pop("output_names", None)
-            if not top or kind not in ("Parameter", "Result"):
+            named = layer.get("name", "")
+            if _COUNTED.fullmatch(named):
                 layer.set("name", f"{kind}_{layer.get('id')}")
             for port in layer.iterfind("output/port"):
                 names = _COMMA.split(port.attrib.pop("names", ""))

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering import Leaves, Prepared, prepare, signature
 from polyport_openvino.context import traced
-from polyport_openvino.decoder import element_type
+from polyport_openvino.decoder import WEIGHT, element_type
 from polyport_openvino.translate import Translator
 
 Node = torch.fx.Node
@@ -98,6 +98,7 @@ def _tensors(prepared: Prepared) -> dict[Node, torch.Tensor]:
         placeholder = prepared.placeholders[spec.arg.name]
         if placeholder.users:
             found[placeholder] = signature.tensor_of(program, spec)
+            placeholder.meta[WEIGHT] = spec.target
     buffers = dict(program.graph_module.named_buffers())
     for node in prepared.graph.find_nodes(op="get_attr"):
         if isinstance(tensor := buffers.get(node.target), torch.Tensor):

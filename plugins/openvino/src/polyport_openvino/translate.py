@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ from polyport_openvino.decoder import OWN, GraphDecoder
 from polyport_openvino.frontend import OPERATORS
 
 Node = torch.fx.Node
+
+
+#: Names that OpenVINO gives by itself.
+_COUNTED = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
 
 
 class UnsupportedOperator(RuntimeError):
@@ -152,9 +157,17 @@ def _translated(c: Context, node: Node, values: Mapping[Node, ov.Output]) -> lis
     if isinstance(made, list):
         return made[:1]
     _learn(c, made, node)
-    if made.get_node().get_type_name() not in ("Parameter", "Constant"):
-        made.get_node().set_friendly_name(node.name)
+    _name(made.get_node(), node)
     return [made]
+
+
+def _name(made: Any, node: Node) -> None:
+    """Name what a translation has made after its node, behind the part of the model that it comes from."""
+    if made.get_type_name() == "Constant" or not _COUNTED.fullmatch(made.get_friendly_name()):
+        return  # it was made for another node
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((str(entry[0]) for entry in reversed(stack.values())), "")
+    made.set_friendly_name(f"{path}/{node.name}" if path and not path.startswith("_") else str(node.name))
 
 
 def _known_size(c: Context, node: Node) -> Any:
