@@ -56,7 +56,6 @@ OPERATORS = frozenset(
         "aten.celu.default",
         "aten.channel_shuffle.default",
         "aten.col2im.default",
-        "aten.constant_pad_nd.default",
         "aten.convolution.default",
         "aten.cosh.default",
         "aten.dot.default",

@@ -17,6 +17,7 @@ from polyport_openvino.ops import (
     loops,
     numbers,
     ordering,
+    padding,
     shape,
     sym,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "loops",
     "numbers",
     "ordering",
+    "padding",
     "shape",
     "sym",
     "translates",
