@@ -63,8 +63,7 @@ def load_model(files: Sequence[Path]) -> ov.Model:
     path = files[0]
     weights = files[1] if len(files) > 1 else None
     try:
-        root = ir.parsed(path.read_bytes())
-        ir.check_references(root, weights.stat().st_size if weights else 0)
+        ir.check_references(path.read_bytes(), weights.stat().st_size if weights else 0)
     except ir.IrError as error:
         raise _refused(path, f"{error}.") from error
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -28,23 +29,44 @@ def parsed(text: bytes) -> ElementTree.Element:
         text: The document, in UTF-8.
 
     Raises:
-        IrError: It is not well-formed, or declares entities, or another encoding.
+        IrError: See `_read`.
     """
     builder = ElementTree.TreeBuilder()
+    _read(text, builder.start, builder.end, builder.data)
+    return builder.close()
+
+
+def _read(
+    text: bytes,
+    start: Callable[[str, dict[str, str]], Any],
+    end: Callable[[str], Any],
+    characters: Callable[[str], Any] | None = None,
+) -> None:
+    """Hear what is in a document.
+
+    Args:
+        text: The document, in UTF-8.
+        start: Hears each element begin, with its attributes.
+        end: Hears it end.
+        characters: Hears the text between.
+
+    Raises:
+        IrError: It is not well-formed, or declares entities, or another encoding.
+    """
     reader = expat.ParserCreate("utf-8")
     depth = 0
 
-    def start(name: str, attributes: dict[str, str]) -> None:
+    def begins(name: str, attributes: dict[str, str]) -> None:
         nonlocal depth
         depth += 1
         if depth > _DEEPEST:
             raise IrError(f"has elements inside {_DEEPEST} others")
-        builder.start(name, attributes)
+        start(name, attributes)
 
-    def end(name: str) -> None:
+    def ends(name: str) -> None:
         nonlocal depth
         depth -= 1
-        builder.end(name)
+        end(name)
 
     def refused(*_: object) -> None:
         raise IrError("declares a document type, which no model needs")
@@ -53,14 +75,13 @@ def parsed(text: bytes) -> ElementTree.Element:
         if encoding is not None and encoding.lower() not in ("utf-8", "us-ascii"):
             raise IrError(f"is encoded in {encoding}, not in UTF-8")
 
-    reader.StartElementHandler, reader.EndElementHandler = start, end
-    reader.CharacterDataHandler = builder.data
+    reader.StartElementHandler, reader.EndElementHandler = begins, ends
+    reader.CharacterDataHandler = characters
     reader.StartDoctypeDeclHandler = reader.EntityDeclHandler = refused
     reader.XmlDeclHandler = declared
     try:
         text.decode("utf-8")
         reader.Parse(text, True)
-        return builder.close()
     except (expat.ExpatError, UnicodeDecodeError) as error:
         raise IrError(f"is no XML: {error}") from error
 
@@ -72,30 +93,49 @@ def constants(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
             yield from layer.findall("data")
 
 
-def check_references(root: ElementTree.Element, size: int) -> None:
-    """Refuse weights outside a file.
+def check_references(text: bytes, size: int) -> None:
+    """Refuse weights outside a file. The document is read through, and nothing of it is kept.
 
     Args:
-        root: Of the document.
+        text: The document.
         size: Bytes of the file with its weights.
 
     Raises:
-        IrError: A weight lies outside of it, or is no tensor of numbers.
+        IrError: A weight lies outside of it, or is no tensor of numbers; or the text is no document (see `_read`).
     """
-    if root.tag != "net" or root.find("layers") is None:
+    path: list[str] = []
+    layers: list[dict[str, str]] = []
+    holds_graph = False
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal holds_graph
+        if not path and name != "net":
+            raise IrError("holds no graph")
+        holds_graph = holds_graph or (name == "layers" and path == ["net"])
+        if name == "layer":
+            layers.append(attributes)
+        elif name == "data" and path[-1] == "layer" and layers[-1].get("type") == "Const":
+            _check_reference(layers[-1].get("name"), attributes, size)
+        path.append(name)
+
+    def end(name: str) -> None:
+        path.pop()
+        if name == "layer":
+            layers.pop()
+
+    _read(text, start, end)
+    if not holds_graph:
         raise IrError("holds no graph")
-    for layer in root.iter("layer"):
-        if layer.get("type") != "Const":
-            continue
-        name = layer.get("name")
-        for data in layer.findall("data"):
-            if data.get("element_type") == "string":
-                raise IrError(f"holds texts, not numbers, in {name!r}")
-            reference = [data.get(key, "") for key in ("offset", "size")]
-            if not all(re.fullmatch(r"[0-9]{1,19}", value, re.ASCII) for value in reference):
-                raise IrError(f"describes the weight {name!r} wrongly")
-            if sum(map(int, reference)) > size:
-                raise IrError(f"keeps the weight {name!r} outside its file of weights")
+
+
+def _check_reference(name: str | None, data: Mapping[str, str], size: int) -> None:
+    if data.get("element_type") == "string":
+        raise IrError(f"holds texts, not numbers, in {name!r}")
+    reference = [data.get(key, "") for key in ("offset", "size")]
+    if not all(re.fullmatch(r"[0-9]{1,19}", value, re.ASCII) for value in reference):
+        raise IrError(f"describes the weight {name!r} wrongly")
+    if sum(map(int, reference)) > size:
+        raise IrError(f"keeps the weight {name!r} outside its file of weights")
 
 
 def settle(root: ElementTree.Element, name: str) -> None:
