@@ -10,7 +10,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from polyport.errors import InputError
-from polyport.generation import states
+from polyport.generation import bridge, states
 from polyport.generation.steps import merged, one_token, token_axis
 
 
@@ -215,7 +215,7 @@ def test_tokens_in() -> None:
 def test_the_callers_cache_gets_what_the_graph_made() -> None:
     own, made = _filled(3), _filled(4, offset=1.0)
     layers = list(own.layers)
-    assert states.put(own, made) is own
+    assert bridge.put(own, made) is own
     assert all(a is b for a, b in zip(own.layers, layers, strict=True))
     assert own.get_seq_length() == 4
     for ours, theirs in zip(own.layers, made.layers, strict=True):
@@ -225,7 +225,7 @@ def test_the_callers_cache_gets_what_the_graph_made() -> None:
 
 def test_an_empty_cache_gets_layers() -> None:
     own = DynamicCache()
-    states.put(own, _filled(4))
+    bridge.put(own, _filled(4))
     assert own.get_seq_length() == 4
     own.update(_noise(1, 2, 1, 8), _noise(1, 2, 1, 8), 0)
     assert own.get_seq_length() == 5
@@ -234,7 +234,7 @@ def test_an_empty_cache_gets_layers() -> None:
 def test_a_cache_that_the_model_wraps() -> None:
     """Some models make a cache for two kinds of attention of a plain one; the caller's stays inside it."""
     own, made = _filled(3), EncoderDecoderCache(_filled(4), _filled(7))
-    result = states.put(own, made)
+    result = bridge.put(own, made)
     assert isinstance(result, EncoderDecoderCache)
     assert result.self_attention_cache is own
     assert own.get_seq_length() == 4
@@ -244,7 +244,7 @@ def test_an_encoder_decoder_cache_knows_that_it_is_filled() -> None:
     own = EncoderDecoderCache(DynamicCache(), DynamicCache())
     made = EncoderDecoderCache(_filled(1), _filled(7))
     assert made.is_updated == {0: True, 1: True}
-    states.put(own, made)
+    bridge.put(own, made)
     assert own.is_updated == {0: True, 1: True}
     assert own.cross_attention_cache.get_seq_length() == 7
 

@@ -118,16 +118,21 @@ class Caller:
         """The inputs of the graph; `sizes` gets those of their axes."""
         tensors: list[Any] = []
         late: list[tuple[int, _Slot]] = []
+        together: Any = None
         for index, slot in enumerate(self._slots):
-            value = leaves.get(slot.info.name)
+            value: Any = leaves.get(slot.info.name)
+            if type(value) is HeldTensor and value.keeper is together:
+                tensors.append(value)  # of the same step of the same runner as the one that was checked
+                continue
             if value is None:
                 value = self._fill(slot, leaves)
                 if value is None:
                     late.append((index, slot))
                     tensors.append(None)
                     continue
+            held = type(value) is HeldTensor and value.keeper.runner is self.runner
             if (
-                (type(value) is not torch.Tensor and not self._holds(value))
+                (type(value) is not torch.Tensor and not held)
                 or value.dtype is not slot.dtype
                 or value.device != self._device
                 or value.requires_grad
@@ -135,6 +140,8 @@ class Caller:
                 value = self._convert(slot, value)
             self._check(slot, value, sizes)
             tensors.append(value if value.is_contiguous() else value.contiguous())
+            if held:
+                together = value.keeper
         for index, slot in late:
             tensors[index] = self._made(slot, sizes)
         return tensors
@@ -213,10 +220,6 @@ class Caller:
             raise self._error(f"nothing among the inputs says how long the axis {error} is") from error
         except ZeroDivisionError as error:
             raise self._error("a size of an input that was left out can't be computed") from error
-
-    def _holds(self, value: Any) -> bool:
-        """Whether a value is a tensor whose content the runner keeps."""
-        return isinstance(value, HeldTensor) and value.keeper.runner is self.runner
 
     def _convert(self, slot: _Slot, value: Any) -> torch.Tensor:
         """`value` as a tensor of the traced dtype on the runner's device, wherever eager would take it too."""

@@ -16,6 +16,7 @@ from polyport import structure
 from polyport.calling import Caller
 from polyport.errors import InputError
 from polyport.generation import states
+from polyport.generation.bridge import Bridge
 from polyport.generation.steps import one_token
 from polyport.metadata import ExportMetadata
 from polyport.structure import TreeSpec
@@ -41,7 +42,7 @@ class Component:
         self.counts_positions = any(
             info.name == "position_ids" and info.rank == 2 for info in metadata.inputs
         )
-        self._bridges: dict[str, states.Bridge] = {}
+        self._bridges: dict[str, Bridge] = {}
 
     @functools.cached_property
     def caller(self) -> Caller:
@@ -125,7 +126,7 @@ class Component:
 
     def _state(self, cache: Cache, name: str, leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         if name not in self._bridges:
-            self._bridges[name] = states.Bridge(self.metadata, name)
+            self._bridges[name] = Bridge(self.metadata, name)
         bridge = self._bridges[name]
         if not bridge.infos:
             if states.tokens_in(cache):

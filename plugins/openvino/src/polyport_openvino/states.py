@@ -105,6 +105,7 @@ class States:
         ]
         self._dtypes = [_dtype(info) for info in outputs]
         self._shapes = [info.shape for info in outputs]
+        self._kinds = set(self._shapes)
         self._sizes = {
             size: compiled(size) for shape in self._shapes for size in shape if isinstance(size, str)
         }
@@ -181,8 +182,8 @@ class States:
         sizes = {name: inputs[index].shape[axis] for name, (index, axis) in self._sources.items()}
         sizes |= {name: size(sizes) for name, size in self._sizes.items()}
         alike = {
-            shape: tuple(size if isinstance(size, int) else sizes[size] for size in shape)
-            for shape in set(self._shapes)
+            shape: torch.Size(size if isinstance(size, int) else sizes[size] for size in shape)
+            for shape in self._kinds
         }
         shapes = [alike[shape] for shape in self._shapes]
         keeper = _Kept(runner, lease, shapes)
