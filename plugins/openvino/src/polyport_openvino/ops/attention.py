@@ -41,17 +41,21 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
     made = c.op("scaled_dot_product_attention", *inputs, causal=bool(is_causal))
     if attends is None:
         return made
-    return c.op("select", attends, made, c.constant(0, dtype))
+    # a product, since the CPU's selection takes longer: 3 to 6 % of a token, for 30 layers
+    return c.op("multiply", made, attends)
 
 
 def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.Output | None]:
-    """A mask as the operator takes it, and which queries may attend to something; None where all may."""
+    """A mask as the operator takes it, and 1 for queries that may attend to something, 0 for others; None where all may."""
     if traced(mask).dtype == torch.bool:
         value = c.tensor(mask)
         # the CPU's attention reads a boolean mask slowly: 0.9 s in place of 0.3 s for 30 layers and 400 tokens
         zero, lowest = c.constant(0, dtype), c.constant(torch.finfo(dtype).min, dtype)
         penalty = c.once(("penalty", mask, dtype), lambda: c.op("select", value, zero, lowest))
-        return penalty, c.once(("attends", mask), lambda: c.op("reduce_logical_or", value, c.ints(-1), True))
+        return penalty, c.once(
+            ("attends", mask, dtype),
+            lambda: c.cast(c.op("reduce_logical_or", value, c.ints(-1), True), dtype),
+        )
     added = c.tensor(mask, dtype)
     if not _may_be_infinite(c, mask):
         return added, None
@@ -59,7 +63,7 @@ def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.O
 
     def attends() -> ov.Output:
         # not by the maximum: that of the CPU is never less than the smallest finite number
-        return c.op("reduce_logical_or", c.op("less_equal", lowest, added), c.ints(-1), True)
+        return c.cast(c.op("reduce_logical_or", c.op("less_equal", lowest, added), c.ints(-1), True), dtype)
 
     bounded = c.once(("bounded", mask, dtype), lambda: c.op("maximum", added, lowest))
     return bounded, c.once(("attends", mask, dtype), attends)
