@@ -108,16 +108,13 @@ def make_stateful(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:
     infos = {info.name: info for info in metadata.inputs}
     beam_idx = opset.parameter([-1], np.int32, name=BEAM_IDX)
     beam_idx.output(0).get_tensor().set_names({BEAM_IDX})
-    sizes = _Sizes({name: parameters[name] for name in parameters if name not in names}, infos)
+    starts = _Starts({name: parameters[name] for name in parameters if name not in names}, infos)
     zero = opset.constant(np.int64(0))
     sinks = []
     for name in names:
         parameter, result = parameters[name], results[name]
         variable = _variable(name, parameter)
-        start = opset.broadcast(
-            opset.convert(opset.constant(np.float32(0)), parameter.get_element_type().get_type_name()),
-            sizes.vector(infos[name]),
-        )
+        start = starts.zeros(infos[name], parameter.get_element_type())
         rows = opset.gather(op.read_value(start, variable).output(0), beam_idx, zero)
         for reader in parameter.output(0).get_target_inputs():
             reader.replace_source_output(rows.output(0))
@@ -151,8 +148,8 @@ def _variable(name: str, parameter: Any) -> Any:
     return op.util.Variable(info)
 
 
-class _Sizes:
-    """The sizes of variables before the first step: axes that other inputs have too are theirs, all others are empty."""
+class _Starts:
+    """Variables before the first step: axes that other inputs have too are as long as theirs, and others empty."""
 
     def __init__(self, parameters: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
         self._sources = {
@@ -163,11 +160,13 @@ class _Sizes:
         }
         self._made: dict[Any, Any] = {}
 
-    def vector(self, info: TensorInfo) -> Any:
-        """The shape of a variable, as a value."""
-        if info.shape not in self._made:
-            self._made[info.shape] = opset.concat([self._size(size) for size in info.shape], 0)
-        return self._made[info.shape]
+    def zeros(self, info: TensorInfo, kind: ov.Type) -> Any:
+        """What a variable starts with; made once for all of one shape and type."""
+        key = (info.shape, kind.get_type_name())
+        if key not in self._made:
+            sizes = opset.concat([self._size(size) for size in info.shape], 0)
+            self._made[key] = opset.broadcast(opset.constant(np.zeros((), np.float32), kind), sizes)
+        return self._made[key]
 
     def _size(self, size: int | str) -> Any:
         if isinstance(size, int) or size not in self._sources:
