@@ -50,6 +50,7 @@ def beyond_limits(
     probe = Probe(call.model, call.sample)
     layout = propose(probe.leaves, probe.special).only(set(call.ranges))
     sizes: dict[str, int] = {}
+    one_row = {"batch": 1} if "batch" in layout.groups else {}  # a long input takes memory
     for name, span in ranges.items():
         group = layout.groups.get(name)
         if (
@@ -59,7 +60,7 @@ def beyond_limits(
             or group.kind not in ("tokens", "past", "free")
         ):
             continue
-        just_beyond = resized(probe.leaves, layout, {name: span.max + 1}, 1, probe.special)
+        just_beyond = resized(probe.leaves, layout, {**one_row, name: span.max + 1}, 1, probe.special)
         try:
             probe.run(just_beyond)
         except Exception as error:  # noqa: BLE001  the model says no in many ways
