@@ -9,9 +9,10 @@ import onnx_ir as ir
 import sympy
 import torch
 
+from polyport_dynamo.lowering.facts import symbolic
 from polyport_onnx import torch_internals
 from polyport_onnx.emit import Emitter
-from polyport_onnx.naming import AxisNames, symbolic_expression
+from polyport_onnx.naming import AxisNames
 
 _SCALARS = {bool: ir.DataType.BOOL, int: ir.DataType.INT64, float: ir.DataType.FLOAT}
 
@@ -74,16 +75,13 @@ class Context:
     def learn_sizes(self, value: ir.Value, fake: torch.Tensor) -> None:
         """Remember from which axes of an input the symbols can be read."""
         for axis, dim in enumerate(fake.shape):
-            expression = symbolic_expression(dim)
+            expression = symbolic(dim)
             if isinstance(expression, sympy.Symbol):
                 self._sources.setdefault(expression, (value, axis))
 
     def size(self, arg: Any) -> ir.Value:
         """An int, symbolic integer or node of one as a vector of one int64."""
-        if isinstance(arg, torch.fx.Node):
-            expression = symbolic_expression(arg.meta.get("val"))
-        else:
-            expression = symbolic_expression(arg)
+        expression = symbolic(arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg)
         known = self.expression(expression)
         if known is not None:
             return known
@@ -140,7 +138,7 @@ class Context:
         parts: list[ir.Value] = []
         run: list[int] = []
         for arg in args:
-            known = symbolic_expression(arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg)
+            known = symbolic(arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg)
             if isinstance(known, int):
                 run.append(known)
                 continue
@@ -151,16 +149,3 @@ class Context:
         if run or not parts:
             parts.append(self.emit.ints(*run))
         return self.emit.concat(parts)
-
-
-def traced(arg: torch.fx.Node) -> torch.Tensor:
-    """The fake tensor that the tracer recorded for a node."""
-    value = arg.meta["val"]
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{arg.name} is no tensor")
-    return value
-
-
-def dims(arg: torch.fx.Node) -> list[Any]:
-    """The shape of a node, each dimension as an int or a sympy expression."""
-    return [symbolic_expression(dim) for dim in traced(arg).shape]

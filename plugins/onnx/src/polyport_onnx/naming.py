@@ -9,6 +9,8 @@ import onnx_ir as ir
 import sympy
 import torch
 
+from polyport_dynamo.lowering.facts import symbolic
+
 
 class AxisNames:
     """Names of dimensions, from the names the caller gave to the axes of the inputs."""
@@ -27,7 +29,7 @@ class AxisNames:
             axes: dimension to name. Dimensions that the program fixed are ignored.
         """
         for index, dim in enumerate(fake.shape):
-            expression = _expression(dim)
+            expression = symbolic(dim)
             if not isinstance(expression, sympy.Symbol):
                 continue
             name = axes.get(index)
@@ -38,13 +40,13 @@ class AxisNames:
     def learn_unnamed(self, leaf: str, fake: torch.Tensor) -> None:
         """Name the axes that have none yet after the input. Call it when all of the inputs have been learned."""
         for index, dim in enumerate(fake.shape):
-            expression = _expression(dim)
+            expression = symbolic(dim)
             if isinstance(expression, sympy.Symbol) and expression not in self._names:
                 self._names[expression] = sympy.Symbol(f"{leaf}_axis_{index}", integer=True, positive=True)
 
     def dim(self, dim: int | torch.SymInt) -> int | str:
         """A dimension as ONNX wants it: a number, or a name or expression of names."""
-        expression = _expression(dim)
+        expression = symbolic(dim)
         if isinstance(expression, int):
             return expression
         text = self._text.get(expression)
@@ -61,21 +63,6 @@ class AxisNames:
         """The shape of a traced tensor; complex numbers are pairs of real ones in ONNX."""
         dims = [self.dim(dim) for dim in fake.shape]
         return ir.Shape([*dims, 2] if fake.dtype.is_complex else dims)
-
-
-def _expression(dim: Any) -> Any:
-    """An int, or a sympy expression that is not a number."""
-    if isinstance(dim, int):
-        return dim
-    expression = dim.node.expr
-    return int(expression) if expression.is_number else expression
-
-
-def symbolic_expression(value: Any) -> Any:
-    """`_expression` for any traced value: an int, a sympy expression, or None where it is no integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        return None
-    return _expression(value)
 
 
 def make_unique(graph: ir.Graph, reserved: Iterable[str]) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from polyport_dynamo.lowering.facts import symbolic
 from polyport_onnx import ops, torch_internals
 from polyport_onnx.context import Context
 from polyport_onnx.emit import Emitter
-from polyport_onnx.naming import AxisNames, symbolic_expression
+from polyport_onnx.naming import AxisNames
 from polyport_onnx.promotion import operand_dtype
 
 Node = torch.fx.Node
@@ -83,7 +84,7 @@ class Translator:
             c.values[node] = c.values[node.args[0]][node.args[1]]  # type: ignore[index]
             return
         is_size = isinstance(fake, (int, torch.SymInt)) and not isinstance(fake, bool)
-        if is_size and c.expression(symbolic_expression(fake)) is not None:
+        if is_size and c.expression(symbolic(fake)) is not None:
             return  # An equal size is there already, or can be read from an input.
         made: Any = NotImplemented
         translate = None if _is_complex(node) else ops.find(node.target)
@@ -94,7 +95,7 @@ class Translator:
             if is_size:
                 made = c.emit.op("Reshape", c.emit.cast(made, ir.DataType.INT64), c.emit.ints(1))
         if is_size:
-            c.remember(symbolic_expression(fake), made)
+            c.remember(symbolic(fake), made)
             return
         c.values[node] = made
         if isinstance(made, ir.Value):

@@ -10,6 +10,7 @@ import openvino as ov
 import openvino.opset15 as opset
 import torch
 
+from polyport_dynamo.lowering.facts import symbolic
 from polyport_openvino.decoder import element_type
 
 Node = torch.fx.Node
@@ -239,30 +240,3 @@ _NUMPY = {
 def floor_divide(c: Context, left: ov.Output, right: ov.Output) -> ov.Output:
     """Division of integers that rounds down, as Python's does; `Divide` of OpenVINO's CPU truncates."""
     return c.op("divide", c.op("subtract", left, c.op("floor_mod", left, right)), right)
-
-
-def symbolic(value: Any) -> Any:
-    """A traced size as an int or a sympy expression; None where it is no integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        return None
-    if isinstance(value, int):
-        return value
-    expression = value.node.expr
-    return int(expression) if expression.is_number else expression
-
-
-def traced(arg: Node) -> torch.Tensor:
-    """The fake tensor that the tracer recorded for a node.
-
-    Raises:
-        TypeError: The node is no tensor.
-    """
-    value = arg.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{arg.name} is no tensor but {type(value).__name__}")
-    return value
-
-
-def dims(arg: Node) -> list[Any]:
-    """The shape of a node, each dimension as an int or a sympy expression."""
-    return [symbolic(dim) for dim in traced(arg).shape]

@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind
 
 from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering import Leaves, Prepared, prepare, signature
-from polyport_openvino.context import traced
+from polyport_dynamo.lowering.facts import traced
 from polyport_openvino.decoder import WEIGHT, element_type
 from polyport_openvino.translate import Translator
 

@@ -14,9 +14,10 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 
 from polyport_dynamo.lowering.decompose import decompose, remove_dead
+from polyport_dynamo.lowering.facts import symbolic
 from polyport_dynamo.lowering.functionalize import NotLocal, functionalize
 from polyport_openvino import ops
-from polyport_openvino.context import Context, symbolic
+from polyport_openvino.context import Context
 from polyport_openvino.decoder import OWN, GraphDecoder
 from polyport_openvino.frontend import OPERATORS
 

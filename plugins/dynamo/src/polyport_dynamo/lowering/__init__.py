@@ -1,7 +1,8 @@
 """What backends that build on this one lower a traced program with.
 
 `prepare` makes its graph functional and decomposes what the backend has no translation for; `signature` says which nodes are
-inputs, weights and results; `Leaves` records how the leaves of a call meet the inputs and outputs of the lowered graph.
+inputs, weights and results; `facts` answers what translations ask about nodes; `Leaves` records how the leaves of a call meet the
+inputs and outputs of the lowered graph.
 """
 
 from __future__ import annotations

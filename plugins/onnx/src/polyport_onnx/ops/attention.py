@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from polyport_onnx.context import Context, dims, traced
-from polyport_onnx.naming import symbolic_expression
+from polyport_dynamo.lowering.facts import dims, may_be_infinite, symbolic, traced
+from polyport_onnx.context import Context
 from polyport_onnx.ops.shape import transposed
 from polyport_onnx.ops.table import translates
 from polyport_onnx.torch_internals import onnx_dtype
@@ -56,7 +56,7 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
         attends = c.emit.cast(c.emit.op("ReduceMax", number, c.emit.ints(-1), keepdims=1), ir.DataType.BOOL)
     elif attn_mask is not None:
         mask = c.tensor(attn_mask, dtype)
-        if _may_be_infinite(c, attn_mask):
+        if may_be_infinite(attn_mask, c.user_inputs):
             lowest = c.tensor(torch.finfo(dtype).min, dtype)
             best = c.emit.op("ReduceMax", mask, c.emit.ints(-1), keepdims=1)
             attends = c.emit.op("Not", c.emit.op("Less", best, lowest, dtype=ir.DataType.BOOL))
@@ -140,7 +140,7 @@ def _product(
 def _repeat_heads(c: Context, value: ir.Value, query: Node, node: Node) -> ir.Value:
     """Give every query head its own copy of the key or value head it shares with others."""
     wanted, shape = dims(query)[-3], traced(node).shape
-    have = symbolic_expression(shape[-3])
+    have = symbolic(shape[-3])
     if wanted == have:
         return value
     repeats = wanted // have
@@ -152,18 +152,3 @@ def _repeat_heads(c: Context, value: ir.Value, query: Node, node: Node) -> ir.Va
     plan = [0 if index < rank - 3 else size for index, size in enumerate(sizes)]
     plan[-2] = -1
     return c.emit.op("Reshape", spread, c.sizes(plan))
-
-
-def _may_be_infinite(c: Context, mask: Node) -> bool:
-    """Whether a float mask can contain -inf: it comes from the caller, or the program writes infinities into it."""
-    seen, waiting = {mask}, [mask]
-    while waiting:
-        node = waiting.pop()
-        if node in c.user_inputs and traced(node).dtype.is_floating_point:
-            return True
-        if any(isinstance(arg, float) and math.isinf(arg) for arg in (*node.args, *node.kwargs.values())):
-            return True
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(fresh)
-        waiting.extend(fresh)
-    return False

@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from polyport_onnx.context import Context, dims, traced
+from polyport_dynamo.lowering.facts import dims, traced
+from polyport_onnx.context import Context
 from polyport_onnx.ops.table import translates
 from polyport_onnx.torch_internals import onnx_dtype
 

@@ -11,7 +11,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from polyport_onnx.context import Context, dims, traced
+from polyport_dynamo.lowering.facts import dims, traced
+from polyport_onnx.context import Context
 from polyport_onnx.ops.table import translates
 
 Node = torch.fx.Node

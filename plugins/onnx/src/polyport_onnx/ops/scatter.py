@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from polyport_onnx.context import Context, dims, traced
+from polyport_dynamo.lowering.facts import dims, traced
+from polyport_onnx.context import Context
 from polyport_onnx.ops.table import translates
 
 aten = torch.ops.aten

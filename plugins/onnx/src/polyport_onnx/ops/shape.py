@@ -8,13 +8,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from polyport_onnx.context import Context, dims, traced
-from polyport_onnx.naming import symbolic_expression
+from polyport_dynamo.lowering.facts import END, dims, is_whole, symbolic, traced
+from polyport_onnx.context import Context
 from polyport_onnx.ops.table import translates
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-_END = torch.iinfo(torch.int64).max
 
 
 def reshape_to(
@@ -78,7 +77,7 @@ def reshape(c: Context, node: Node, self: Node, *args: Any, **options: Any) -> A
     if isinstance(wanted, (list, tuple)) and len(wanted) == len(target):
         for index, size in enumerate(wanted):
             if isinstance(size, Node):
-                target[index] = symbolic_expression(size.meta["val"])
+                target[index] = symbolic(size.meta["val"])
             elif size == -1:
                 free = index
             else:  # The tracer's shape may be an expression which is this number, but does not look like one.
@@ -169,22 +168,10 @@ def slice_(
     """A range of an axis."""
     del node
     axis = dim % traced(self).dim()
-    if _is_whole(dims(self)[axis], start, end) and step == 1:
+    if is_whole(dims(self)[axis], start, end) and step == 1:
         return c.value(self)
-    bounds = [c.sizes([bound]) for bound in (0 if start is None else start, _END if end is None else end)]
+    bounds = [c.sizes([bound]) for bound in (0 if start is None else start, END if end is None else end)]
     return c.emit.op("Slice", c.value(self), *bounds, c.emit.ints(axis), c.sizes([step]))
-
-
-def _is_whole(size: Any, start: Any, end: Any) -> bool:
-    """Whether a range covers an axis whatever its size.
-
-    That the traced shapes are equal says less: `[-8:]` covers the axis of a sample shorter than 8, and not that of others.
-    """
-    if start not in (None, 0):
-        return False
-    if isinstance(end, Node):
-        return bool(getattr(getattr(end.meta["val"], "node", None), "expr", end.meta["val"]) == size)
-    return end is None or end == _END or (isinstance(size, int) and end >= size)
 
 
 @translates(aten.select.int)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import openvino as ov
 import torch
 
-from polyport_openvino.context import Context, dims, traced
+from polyport_dynamo.lowering.facts import dims, may_be_infinite, traced
+from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
 aten = torch.ops.aten
@@ -57,7 +57,7 @@ def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.O
             lambda: c.cast(c.op("reduce_logical_or", value, c.ints(-1), True), dtype),
         )
     added = c.tensor(mask, dtype)
-    if not _may_be_infinite(c, mask):
+    if not may_be_infinite(mask, c.inputs):
         return added, None
     lowest = c.constant(torch.finfo(dtype).min, dtype)
 
@@ -67,21 +67,6 @@ def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.O
 
     bounded = c.once(("bounded", mask, dtype), lambda: c.op("maximum", added, lowest))
     return bounded, c.once(("attends", mask, dtype), attends)
-
-
-def _may_be_infinite(c: Context, mask: Node) -> bool:
-    """Whether a float mask can contain -inf: it comes from the caller, or the program writes infinities into it."""
-    seen, waiting = {mask}, [mask]
-    while waiting:
-        node = waiting.pop()
-        if node in c.inputs and traced(node).dtype.is_floating_point:
-            return True
-        if any(isinstance(arg, float) and math.isinf(arg) for arg in (*node.args, *node.kwargs.values())):
-            return True
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(fresh)
-        waiting.extend(fresh)
-    return False
 
 
 def _repeated(c: Context, value: ov.Output, query: Node, node: Node) -> ov.Output:

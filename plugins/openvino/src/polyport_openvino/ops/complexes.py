@@ -12,7 +12,8 @@ from typing import Any
 import openvino as ov
 import torch
 
-from polyport_openvino.context import Context, traced
+from polyport_dynamo.lowering.facts import traced
+from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates_complex
 
 aten = torch.ops.aten

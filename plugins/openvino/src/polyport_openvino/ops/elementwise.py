@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from polyport_openvino.context import Context, traced
+from polyport_dynamo.lowering.facts import traced
+from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
 aten = torch.ops.aten

@@ -11,7 +11,8 @@ from typing import Any
 import openvino as ov
 import torch
 
-from polyport_openvino.context import Context, dims, symbolic, traced
+from polyport_dynamo.lowering.facts import dims, symbolic, traced
+from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ from typing import Any
 import openvino as ov
 import torch
 
-from polyport_openvino.context import Context, floor_divide, traced
+from polyport_dynamo.lowering.facts import traced
+from polyport_openvino.context import Context, floor_divide
 from polyport_openvino.ops.table import translates
 
 aten = torch.ops.aten

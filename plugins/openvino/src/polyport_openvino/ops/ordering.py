@@ -8,7 +8,8 @@ import numpy as np
 import openvino as ov
 import torch
 
-from polyport_openvino.context import Context, dims, traced
+from polyport_dynamo.lowering.facts import dims, traced
+from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
 aten = torch.ops.aten

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from polyport_openvino.context import Context, dims, symbolic, traced
+from polyport_dynamo.lowering.facts import END, dims, is_whole, symbolic, traced
+from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-_END = torch.iinfo(torch.int64).max
 
 
 @translates(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
@@ -129,22 +129,10 @@ def slice_(
     """A range of an axis."""
     del node
     axis = dim % traced(self).dim()
-    if _is_whole(dims(self)[axis], start, end) and step == 1:
+    if is_whole(dims(self)[axis], start, end) and step == 1:
         return c.value(self)
-    bounds = [c.sizes([bound]) for bound in (0 if start is None else start, _END if end is None else end)]
+    bounds = [c.sizes([bound]) for bound in (0 if start is None else start, END if end is None else end)]
     return c.op("slice", c.value(self), *bounds, c.sizes([step]), c.ints(axis))
-
-
-def _is_whole(size: Any, start: Any, end: Any) -> bool:
-    """Whether a range covers an axis whatever its size.
-
-    That the traced shapes are equal says less: `[-8:]` covers the axis of a sample shorter than 8, and not that of others.
-    """
-    if start not in (None, 0):
-        return False
-    if isinstance(end, Node):
-        return bool(symbolic(end.meta["val"]) == size)
-    return end is None or end == _END or (isinstance(size, int) and end >= size)
 
 
 @translates(aten.select.int)
