@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from openvino._offline_transformations import (
-    compress_model_transformation,
-)  # what `save_model` does with its option
+# what `openvino.save_model` does with its option of this name
+from openvino._offline_transformations import compress_model_transformation
 
 from polyport.errors import ExportError
 from polyport.pipeline import ExportedComponent, TracedProgram

@@ -124,9 +124,9 @@ def _complete(model: ov.Model, leaves: Leaves, inputs: Sequence[Node], results: 
             parameter = opset.parameter(shape, element_type(fake.dtype))
         parameter.set_friendly_name(name)
         parameters.append(parameter)
+    seen: set[Any] = set()
     values = [
         _own_value(result.input_value(0), element_type(traced(node).dtype), seen)
-        for seen in [set[Any]()]
         for result, node in zip(model.get_results(), results, strict=True)
     ]
     complete = ov.Model([opset.result(value) for value in values], parameters, "model")
