@@ -333,11 +333,24 @@ def _repeat(x: Tensor, times: int) -> Tensor:
     )
 
 
+def _repeat_cut(x: Tensor, times: int) -> Tensor:
+    """The same, as models write it: each `:` is a cut that takes all of an axis."""
+    batch, heads, length, width = x.shape
+    return (
+        x[:, :, None, :, :]
+        .expand(batch, heads, times, length, width)
+        .reshape(batch, heads * times, length, width)
+    )
+
+
+@pytest.mark.parametrize("repeat", [_repeat, _repeat_cut])
 @pytest.mark.parametrize("masked", [False, True])
-def test_heads_that_are_shared_are_not_repeated(masked: bool) -> None:
+def test_heads_that_are_shared_are_not_repeated(
+    masked: bool, repeat: Callable[[Tensor, int], Tensor]
+) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(
-            q, _repeat(k, 3), _repeat(v, 3), mask if masked else None
+            q, repeat(k, 3), repeat(v, 3), mask if masked else None
         )
 
     samples = [

@@ -79,23 +79,37 @@ def test_causal_attention(queries: int, keys: int) -> None:
     check(lambda q, k: attention(q, k, k * 2, is_causal=True), pairs[0], pairs[1:], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_heads_that_share_keys(dtype: torch.dtype) -> None:
-    """Keys and values are repeated for the queries, in the form that stateful models are recognised by."""
-    pairs = [
-        [noise(rows, 4, 5, 8, dtype=dtype), noise(rows, 2, 5, 8, dtype=dtype, seed=1)] for rows in (2, 3)
-    ]
-    tolerance = TOLERANCE[dtype]
-    model = check(
-        lambda q, k: attention(q, k, k * 2, enable_gqa=True),
-        pairs[0],
-        pairs[1:],
-        atol=tolerance,
-        rtol=tolerance,
+def repeated(x: Tensor, times: int) -> Tensor:
+    """Heads side by side, as models write it."""
+    batch, heads, length, width = x.shape
+    return (
+        x[:, :, None, :, :]
+        .expand(batch, heads, times, length, width)
+        .reshape(batch, heads * times, length, width)
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("mask", ["none", "a row per query", "one row", "causal"])
+@pytest.mark.parametrize("as_they_are", [True, False])
+def test_heads_that_share_keys(dtype: torch.dtype, mask: str, as_they_are: bool) -> None:
+    """Keys and values are not repeated, but where a triangle needs its rows."""
+
+    def function(q: Tensor, k: Tensor, keep: Tensor) -> Tensor:
+        options = {"is_causal": True} if mask == "causal" else {} if mask == "none" else {"attn_mask": keep}
+        if as_they_are:
+            return attention(q, k, k * 2, enable_gqa=True, **options)
+        return attention(q, repeated(k, 2), repeated(k * 2, 2), **options)
+
+    samples = []
+    for rows in (2, 3):
+        keep = torch.rand(rows, 1, 1 if mask == "one row" else 5, 6) > 0.4
+        keep[0, :, -1] = False  # a query that may attend to nothing
+        samples.append([noise(rows, 4, 5, 8, dtype=dtype), noise(rows, 2, 6, 8, dtype=dtype, seed=1), keep])
+    model = check(function, samples[0], samples[1:], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     kinds = [node.get_type_name() for node in model.get_ops()]
-    assert kinds.count("Broadcast") == 2
     assert kinds.count("ScaledDotProductAttention") == 1
+    assert kinds.count("Broadcast") == (2 if mask == "causal" else 0)
 
 
 @pytest.mark.parametrize("size", [(2, 2, 0, 8), (2, 2, 3, 8)])

@@ -94,11 +94,15 @@ def test_states_of_fixed_size_are_variables_too(recurrent: ExportedModel) -> Non
     assert metadata.in_place == ()
 
 
-def test_a_layer_compiles_to_one_attention_that_repeats_no_heads(stateful: ExportedModel) -> None:
-    model = ov.Core().compile_model(stateful["decode"].program, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+@pytest.mark.parametrize("name", ["stateful", "stateless"])
+def test_a_layer_compiles_to_one_attention_that_repeats_no_heads(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    program = request.getfixturevalue(name)["decode"].program
+    model = ov.Core().compile_model(program, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     nodes = model.get_runtime_model().get_ops()
     executed = Counter(str(node.get_rt_info()["layerType"].astype(str)) for node in nodes)
-    assert executed["ScaledDotProductAttention"] == 2
+    assert executed["ScaledDotProductAttention" if name == "stateful" else "Subgraph"] == 2
     assert executed["RoPE"] == 4
     # heads are repeated along an axis of their own
     made = [output.get_partial_shape() for node in nodes for output in node.outputs()]

@@ -26,7 +26,10 @@ def to_component(traced: TracedProgram, config: OpenVINOConfig) -> ExportedCompo
     metadata = traced.metadata
     try:
         lowered = lower_program(
-            traced.program, input_names=metadata.input_names, output_names=metadata.output_names
+            traced.program,
+            input_names=metadata.input_names,
+            output_names=metadata.output_names,
+            stateful=config.stateful,
         )
     except (ValueError, UnsupportedOperator) as error:
         raise ExportError(

@@ -32,10 +32,16 @@ class Context:
     Args:
         body: Translates the graph of a loop, which a `get_attr` node stands for, and names its inputs in order.
         inputs: What a caller passes.
+        stateful: Whether caches that grow become variables.
     """
 
-    def __init__(self, body: Callable[[Node], tuple[ov.Model, list[str]]], inputs: Iterable[Node]) -> None:
-        self.body = body
+    def __init__(
+        self,
+        body: Callable[[Node], tuple[ov.Model, list[str]]],
+        inputs: Iterable[Node],
+        stateful: bool = False,
+    ) -> None:
+        self.body, self.stateful = body, stateful
         self.inputs = frozenset(inputs)
         self.values: dict[Node, Any] = {}
         self._sizes: dict[Any, ov.Output] = {}

@@ -35,7 +35,11 @@ class Lowered:
 
 
 def lower_program(
-    program: torch.export.ExportedProgram, *, input_names: Sequence[str], output_names: Sequence[str]
+    program: torch.export.ExportedProgram,
+    *,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    stateful: bool = False,
 ) -> Lowered:
     """Lower a traced program. The program is not changed, and weights are shared with it, not copied.
 
@@ -43,6 +47,7 @@ def lower_program(
         program: As `torch.export.export` returns it.
         input_names: One per tensor that the caller passes, in the order of the flattened arguments.
         output_names: One per tensor among the flattened results; None and numbers have none.
+        stateful: Whether caches that grow are going to be variables (see `polyport_openvino.stateful`).
 
     Raises:
         ValueError: Names do not fit the program, or results depend on state.
@@ -50,7 +55,7 @@ def lower_program(
     """
     signature.check_names("input", input_names, len(signature.user_inputs(program)))
     signature.check_names("output", output_names, len(signature.user_outputs(program)))
-    translator = Translator()
+    translator = Translator(stateful=stateful)
     prepared = prepare(program, translator)
     translator.check(prepared.graph)
     passed = signature.passed_through(prepared.results, prepared.inputs, prepared.contents, _origin)

@@ -33,7 +33,14 @@ class UnsupportedOperator(RuntimeError):
 
 
 class Translator:
-    """Says what has a translation, and translates (see `polyport_dynamo.lowering.Operators`)."""
+    """Says what has a translation, and translates (see `polyport_dynamo.lowering.Operators`).
+
+    Args:
+        stateful: Whether caches that grow are going to be variables.
+    """
+
+    def __init__(self, *, stateful: bool = False) -> None:
+        self._stateful = stateful
 
     def known(self, node: Node) -> bool:
         """Whether a `call_function` node has a translation."""
@@ -85,7 +92,7 @@ class Translator:
             UnsupportedOperator: A node can't be translated.
         """
         decoder = GraphDecoder(graph, list(inputs), list(results), tensors, self.owned)
-        context = Context(lambda body: self._body((modules or {})[str(body.target)]), inputs)
+        context = Context(lambda body: self._body((modules or {})[str(body.target)]), inputs, self._stateful)
         failures: list[tuple[Node, Exception]] = []
 
         def translate(given: Any) -> list[ov.Output]:

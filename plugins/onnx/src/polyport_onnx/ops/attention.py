@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 
 from polyport_dynamo.lowering.facts import dims, may_be_infinite, symbolic, traced
+from polyport_dynamo.lowering.heads import shared_heads
 from polyport_onnx.context import Context
 from polyport_onnx.ops.shape import transposed
 from polyport_onnx.ops.table import translates
@@ -23,8 +24,6 @@ from polyport_onnx.torch_internals import onnx_dtype
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-
-_RESHAPES = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
 
 
 @translates(aten.scaled_dot_product_attention.default)
@@ -37,7 +36,7 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
         return NotImplemented
     dtype = traced(node).dtype
     q, k, v = c.value(query), c.value(key), c.value(value)
-    shared = _shared_heads(query, key, value, enable_gqa)
+    shared = shared_heads(query, key, value, enable_gqa)
     if shared is not None:
         k, v = c.value(shared[0]), c.value(shared[1])
     elif enable_gqa:
@@ -82,45 +81,6 @@ def _causal(c: Context, queries: Any, keys: Any) -> ir.Value:
     )
     rows = c.emit.op("Unsqueeze", rows, c.emit.ints(1))
     return c.emit.op("GreaterOrEqual", rows, columns, dtype=ir.DataType.BOOL)
-
-
-def _shared_heads(query: Node, key: Node, value: Node, enable_gqa: bool) -> tuple[Node, Node] | None:
-    """Keys and values with fewer heads than the queries have, before any is repeated; None where there are no such.
-
-    To repeat them copies the whole of a cache for every token: for 30 layers and 512 places a tenth of its time.
-    """
-    sources = (key, value) if enable_gqa else (_unrepeated(key), _unrepeated(value))
-    if not all(traced(node).dim() == 4 for node in (query, *sources)):
-        return None
-    heads, *fewer = (dims(node)[1] for node in (query, *sources))
-    if not isinstance(heads, int) or not isinstance(fewer[0], int) or fewer[0] != fewer[1]:
-        return None
-    return sources if heads != fewer[0] and heads % fewer[0] == 0 else None
-
-
-def _unrepeated(node: Node) -> Node:
-    """What a head or several copies of it side by side are made of: `x[:, :, None].expand(...).reshape(...)`."""
-    chain = [node]
-    for targets in (_RESHAPES, {aten.expand.default}, {aten.unsqueeze.default}):
-        source = chain[-1].args[0] if chain[-1].target in targets else None
-        if not isinstance(source, torch.fx.Node):
-            return node
-        chain.append(source)
-    _, spread, opened, source = chain
-    axis: Any = opened.args[1]  # copies before the heads would be the same heads in another order
-    if (
-        traced(source).dim() != 4
-        or traced(node).dim() != 4
-        or traced(spread).dim() != 5
-        or axis not in (2, -3)
-    ):
-        return node
-    batch, heads, length, width = dims(source)
-    repeats = dims(spread)[2]
-    if not isinstance(heads, int) or not isinstance(repeats, int):
-        return node
-    fits = dims(spread) == [batch, heads, repeats, length, width]
-    return source if fits and dims(node) == [batch, heads * repeats, length, width] else node
 
 
 def _product(

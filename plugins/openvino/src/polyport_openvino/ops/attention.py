@@ -8,6 +8,7 @@ import openvino as ov
 import torch
 
 from polyport_dynamo.lowering.facts import dims, may_be_infinite, traced
+from polyport_dynamo.lowering.heads import shared_heads
 from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
@@ -28,17 +29,20 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
     del dropout_p  # see the condition
     dtype = traced(node).dtype
     q, k, v = (c.tensor(part, dtype) for part in (query, key, value))
-    if enable_gqa:
+    mask, attends = (None, None) if attn_mask is None else _masked(c, attn_mask, dtype)
+    shared = None if is_causal else _shared(c, query, key, value, attn_mask, enable_gqa)
+    if shared is not None:
+        k, v = (c.tensor(part, dtype) for part in shared)
+        q, mask = _grouped(c, q, mask, attn_mask, query, shared[0])
+    elif enable_gqa:
         k, v = _repeated(c, k, query, key), _repeated(c, v, query, value)
-    if attn_mask is None:
-        inputs = [q, k, v] if scale is None else [q, k, v, c.constant(0, dtype)]
-        attends = None
-    else:
-        mask, attends = _masked(c, attn_mask, dtype)
-        inputs = [q, k, v, mask]
+    inputs = [q, k, v] if mask is None else [q, k, v, mask]
     if scale is not None:
+        inputs += [c.constant(0, dtype)] if mask is None else []
         inputs.append(c.tensor(scale, dtype))
     made = c.op("scaled_dot_product_attention", *inputs, causal=bool(is_causal))
+    if shared is not None:
+        made = c.op("reshape", made, c.ints(0, dims(query)[1], -1, dims(value)[-1]), True)
     if attends is None:
         return made
     # a product, since the CPU's selection takes longer: 3 to 6 % of a token, for 30 layers
@@ -67,6 +71,39 @@ def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.O
 
     bounded = c.once(("bounded", mask, dtype), lambda: c.op("maximum", added, lowest))
     return bounded, c.once(("attends", mask, dtype), attends)
+
+
+def _shared(
+    c: Context, query: Node, key: Node, value: Node, mask: Node | None, enable_gqa: bool
+) -> tuple[Node, Node] | None:
+    """Keys and values whose heads several heads of queries share, where they are better left as they are; else None.
+
+    In the caches that become variables heads have to be repeated in the graph: the fusion of the CPU looks for that, and then
+    repeats nothing.
+    """
+    shared = shared_heads(query, key, value, enable_gqa)
+    if shared is None or (c.stateful and any(_grows(c, part) for part in shared)):
+        return None
+    # a mask must be one for all heads, with a row per query or one for all
+    fits = mask is None or (traced(mask).dim() == 4 and dims(mask)[1] == 1)
+    return shared if fits and all(isinstance(dims(part)[-1], int) for part in (query, value)) else None
+
+
+def _grows(c: Context, node: Node) -> bool:
+    """Whether a value is a cache with new tokens behind it."""
+    return node.target is aten.cat.default and any(part in c.inputs for part in node.args[0])  # type: ignore[union-attr]
+
+
+def _grouped(
+    c: Context, q: ov.Output, mask: ov.Output | None, masked: Node | None, query: Node, key: Node
+) -> tuple[ov.Output, ov.Output | None]:
+    """Queries whose heads share one head of keys, one after the other in its rows, and the mask for them."""
+    heads, fewer = dims(query)[1], dims(key)[1]
+    rows = c.op("reshape", q, c.ints(0, fewer, -1, dims(query)[-1]), True)
+    if mask is None or masked is None or dims(masked)[2] == 1:
+        return rows, mask
+    several = [mask] * (heads // fewer)
+    return rows, c.once(("rows", masked, heads // fewer), lambda: c.op("concat", several, 2))
 
 
 def _repeated(c: Context, value: ov.Output, query: Node, node: Node) -> ov.Output:
