@@ -134,3 +134,20 @@ def test_only_the_runner_that_keeps_a_content_gets_it_held() -> None:
     Caller(metadata, other)({"x": tensor})
     assert type(other.seen[0]) is torch.Tensor
     assert torch.equal(other.seen[0], CONTENT)
+
+
+def test_the_sizes_of_all_kinds_of_held_tensors_are_known() -> None:
+    """A cache of two kinds of layers, whose first tensor does not have the axis that another input's default needs."""
+    inputs = (
+        TensorInfo("cache.0.state", "float32", ("batch", 3)),
+        TensorInfo("cache.1.keys", "float32", ("batch", 3, "past", 1)),
+        TensorInfo("mask", "int64", ("batch", "past")),
+    )
+    outputs = tuple(TensorInfo(f"y{i}", "float32", ()) for i in range(3))
+    metadata = ExportMetadata(inputs=inputs, outputs=outputs, defaults={"mask": "ones:batch,past"})
+    runner = Runner()
+    keeper = Keeper(runner)
+    state = HeldTensor(keeper, 0, (2, 3), torch.float32)
+    _, sizes = Caller(metadata, runner).run({"cache.0.state": state, "cache.1.keys": held(keeper)})
+    assert sizes == {"batch": 2, "past": 4}
+    assert runner.seen[2].shape == (2, 4)

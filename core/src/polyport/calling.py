@@ -118,11 +118,11 @@ class Caller:
         """The inputs of the graph; `sizes` gets those of their axes."""
         tensors: list[Any] = []
         late: list[tuple[int, _Slot]] = []
-        together: Any = None
+        checked: set[Any] = set()
         for index, slot in enumerate(self._slots):
             value: Any = leaves.get(slot.info.name)
-            if type(value) is HeldTensor and value.keeper is together:
-                tensors.append(value)  # of the same step of the same runner as the one that was checked
+            if type(value) is HeldTensor and (value.keeper, slot.info.shape) in checked:
+                tensors.append(value)  # of the same step and kind as one that was checked
                 continue
             if value is None:
                 value = self._fill(slot, leaves)
@@ -141,7 +141,7 @@ class Caller:
             self._check(slot, value, sizes)
             tensors.append(value if value.is_contiguous() else value.contiguous())
             if held:
-                together = value.keeper
+                checked.add((value.keeper, slot.info.shape))
         for index, slot in late:
             tensors[index] = self._made(slot, sizes)
         return tensors
