@@ -97,23 +97,14 @@ def build(
     """Translate the prepared graph and give the model its interface. See `lower_program`."""
     opset = translator.opset_version
     context = Context(Emitter(opset), translator.names)
-    program, contents, results = prepared.program, prepared.contents, prepared.results
+    program, contents = prepared.program, prepared.contents
     inputs = interface.add_inputs(context, prepared.inputs, input_names, axes)
     weights = interface.add_weights(context, program, prepared.placeholders, {*input_names, *output_names})
     modules = dict(program.graph_module.named_children()) | dict(program.graph_module.named_buffers())
     translator.run(prepared.graph, context, modules)
-    passed = signature.passed_through(
-        results, prepared.inputs, contents, lambda node: id(context.value(node))
-    )
-    leaves = Leaves(
-        inputs=tuple(input_names),
-        outputs=tuple(output_names),
-        in_place=tuple(input_names[i] for i in contents),
-        passed_through={output_names[i]: input_names[source] for i, source in passed.items()},
-    )
-    computed = [result for i, result in enumerate(results) if i not in passed]
+    leaves = prepared.leaves(input_names, output_names, lambda node: id(context.value(node)))
     # the contents first: each takes the value itself, so that it can be computed where the input lies
-    made = interface.add_outputs(context, [*contents.values(), *computed])
+    made = interface.add_outputs(context, [*contents.values(), *prepared.computed(leaves)])
     outputs = [*made[len(contents) :], *made[: len(contents)]]
     for values, names in zip((inputs, outputs), leaves.graph_names(), strict=True):
         for value, name in zip(values, names, strict=True):

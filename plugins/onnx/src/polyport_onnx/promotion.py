@@ -6,9 +6,9 @@ recorded the types already, so here they are compared node by node and only diff
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from polyport_dynamo.lowering.facts import common_dtype
 
 _TO_OUTPUT = frozenset(
     [
@@ -99,17 +99,3 @@ def operand_dtype(node: torch.fx.Node) -> torch.dtype | None:
     if name in _TO_COMMON:
         return common_dtype(node.args[0], node.args[1])
     return torch.bool if name in _TO_BOOL else None
-
-
-def common_dtype(left: Any, right: Any) -> torch.dtype:
-    """Torch's common type of two operands, each an FX node or a Python number."""
-    return torch.result_type(_traced(left), _traced(right))
-
-
-def _traced(operand: Any) -> Any:
-    value = operand.meta["val"] if isinstance(operand, torch.fx.Node) else operand
-    if isinstance(value, torch.SymInt):
-        return 1
-    if isinstance(value, torch.SymFloat):
-        return 1.0
-    return True if isinstance(value, torch.SymBool) else value

@@ -58,15 +58,8 @@ def lower_program(
     translator = Translator(stateful=stateful)
     prepared = prepare(program, translator)
     translator.check(prepared.graph)
-    passed = signature.passed_through(prepared.results, prepared.inputs, prepared.contents, _origin)
-    leaves = Leaves(
-        inputs=tuple(input_names),
-        outputs=tuple(output_names),
-        in_place=tuple(input_names[i] for i in prepared.contents),
-        passed_through={output_names[i]: input_names[source] for i, source in passed.items()},
-    )
-    computed = [result for i, result in enumerate(prepared.results) if i not in passed]
-    results = [*computed, *prepared.contents.values()]
+    leaves = prepared.leaves(input_names, output_names, _origin)
+    results = [*prepared.computed(leaves), *prepared.contents.values()]
     modules = dict(prepared.program.graph_module.named_children())
     model = translator.run(prepared.graph, prepared.inputs, results, _tensors(prepared), modules)
     return Lowered(_complete(model, leaves, prepared.inputs, results), leaves)

@@ -10,12 +10,9 @@ import torch
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import RunRequest
 from polyport_dynamo.lowering import Leaves
-from polyport_openvino.buffers import to_openvino, to_torch
 from polyport_openvino.compiling import compile_model
 from polyport_openvino.ports import in_order
 from polyport_openvino.requests import BoundRequest, Output, RequestPool
-
-__all__ = ["ModelRunner", "to_openvino", "to_torch"]
 
 
 class ModelRunner:

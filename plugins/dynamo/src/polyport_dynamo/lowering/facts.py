@@ -41,6 +41,21 @@ def dims(node: Node) -> list[Any]:
     return [symbolic(size) for size in traced(node).shape]
 
 
+def common_dtype(left: Any, right: Any) -> torch.dtype:
+    """Torch's common type of two operands, each an FX node or a Python number."""
+    return torch.result_type(_promoted(left), _promoted(right))
+
+
+def _promoted(operand: Any) -> Any:
+    """What stands for an operand when torch works out a common type."""
+    value = operand.meta["val"] if isinstance(operand, Node) else operand
+    if isinstance(value, torch.SymInt):
+        return 1
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    return True if isinstance(value, torch.SymBool) else value
+
+
 def is_whole(size: Any, start: Any, end: Any) -> bool:
     """Whether a range covers an axis whatever its size.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -14,6 +14,7 @@ import torch
 from polyport_dynamo.lowering import internals, signature
 from polyport_dynamo.lowering.decompose import decompose, remove_dead
 from polyport_dynamo.lowering.functionalize import NotLocal, functionalize
+from polyport_dynamo.lowering.leaves import Leaves
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,29 @@ class Prepared:
     def results(self) -> list[Node]:
         """The nodes whose values a caller gets as tensors."""
         return signature.results(self.program, self.graph)
+
+    def leaves(
+        self, input_names: Sequence[str], output_names: Sequence[str], value: Callable[[Node], Any]
+    ) -> Leaves:
+        """How the leaves of a call meet the graph.
+
+        Args:
+            input_names: One per input.
+            output_names: One per result.
+            value: Node -> what nodes of equal values have in common (see `signature.passed_through`).
+        """
+        passed = signature.passed_through(self.results, self.inputs, self.contents, value)
+        return Leaves(
+            inputs=tuple(input_names),
+            outputs=tuple(output_names),
+            in_place=tuple(input_names[i] for i in self.contents),
+            passed_through={output_names[i]: input_names[source] for i, source in passed.items()},
+        )
+
+    def computed(self, leaves: Leaves) -> list[Node]:
+        """The results that are outputs of the graph (see `Leaves.computed`)."""
+        named = zip(self.results, leaves.outputs, strict=True)
+        return [result for result, name in named if name not in leaves.passed_through]
 
 
 def prepare(program: torch.export.ExportedProgram, operators: Operators) -> Prepared:

@@ -8,10 +8,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from polyport_dynamo.lowering.facts import traced
+from polyport_dynamo.lowering.facts import common_dtype, traced
 from polyport_onnx.context import Context
 from polyport_onnx.ops.table import translates
-from polyport_onnx.promotion import common_dtype
 from polyport_onnx.torch_internals import onnx_dtype
 
 aten = torch.ops.aten

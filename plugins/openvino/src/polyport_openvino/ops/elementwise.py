@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polyport_dynamo.lowering.facts import traced
+from polyport_dynamo.lowering.facts import common_dtype, traced
 from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
 
@@ -92,20 +92,12 @@ _COMPARISONS = {
 @translates(*(getattr(getattr(aten, name), kind) for name in _COMPARISONS for kind in ("Tensor", "Scalar")))
 def compare(c: Context, node: Node, self: Any, other: Any) -> Any:
     """A comparison in the common type of both sides: `ids > 0.5` compares floats."""
-    dtype = torch.result_type(_promoted(self), _promoted(other))
+    dtype = common_dtype(self, other)
     if dtype == torch.bool:
         dtype = torch.int32
     name = name_of(node)
     sides = (other, self) if name in ("gt", "ge") else (self, other)
     return _binary(c, _COMPARISONS[name], dtype, *sides)
-
-
-def _promoted(operand: Any) -> Any:
-    """What stands for an operand when torch works out a common type."""
-    value = operand.meta["val"] if isinstance(operand, Node) else operand
-    if isinstance(value, torch.SymBool):
-        return True
-    return 1.0 if isinstance(value, torch.SymFloat) else 1 if isinstance(value, torch.SymInt) else value
 
 
 @translates(
