@@ -13,6 +13,7 @@ from polyport.errors import ExportError, InputError
 from polyport.metadata import AxisRange
 from polyport.patching import applied
 from polyport_dynamo.fixes import PATCHES
+from polyport_dynamo.limits import beyond_limits
 from polyport_dynamo.tracing import trace
 
 DYNAMIC = ExportConfig(dynamic=True)
@@ -130,6 +131,25 @@ def test_limits_of_the_model_are_ranges():
     result = traced(BertModel(config).eval(), {"input_ids": ids(1, 6)})
 
     assert result.metadata.axes["sequence"].max == 32
+
+
+def test_a_model_is_not_run_beyond_the_positions_that_it_has_learned():
+    config = BertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    model = BertModel(config).eval()
+    lengths: set[int] = set()
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.add(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    call = capture(model, {"input_ids": ids(1, 6)}, DYNAMIC)
+    lengths.clear()
+
+    assert beyond_limits(call, call.sample, {"sequence": AxisRange(min=1, max=32)}) is None
+    assert not lengths
+    assert beyond_limits(call, call.sample, {"sequence": AxisRange(min=1, max=16)}) is not None
+    assert lengths == {17}
 
 
 def test_a_frozen_axis_is_an_error_that_names_it():

@@ -104,6 +104,16 @@ def test_a_layer_compiles_to_one_attention_that_repeats_no_heads(
     executed = Counter(str(node.get_rt_info()["layerType"].astype(str)) for node in nodes)
     assert executed["ScaledDotProductAttention" if name == "stateful" else "Subgraph"] == 2
     assert executed["RoPE"] == 4
+    # nothing is between the attention and the projection behind it but its layout
+    if name == "stateful":
+        kinds = {node.get_friendly_name(): str(node.get_rt_info()["layerType"].astype(str)) for node in nodes}
+        behind = [
+            kinds[taken.get_node().get_friendly_name()]
+            for node in nodes
+            if kinds[node.get_friendly_name()] == "ScaledDotProductAttention"
+            for taken in node.output(0).get_target_inputs()
+        ]
+        assert set(behind) <= {"Reshape", "Transpose", "FullyConnected"}
     # heads are repeated along an axis of their own
     made = [output.get_partial_shape() for node in nodes for output in node.outputs()]
     assert all(shape[1] == 1 for shape in made if shape.rank.get_length() > 4)
@@ -184,6 +194,18 @@ def close(got: Any, expected: Any) -> None:
             torch.testing.assert_close(
                 getattr(mine, kind).clone(), getattr(theirs, kind), atol=1e-5, rtol=1e-5
             )
+
+
+@pytest.mark.parametrize("name", ["stateful", "stateless"])
+def test_what_may_attend_to_nothing_is_as_in_eager(
+    tiny_llama: Any, name: str, request: pytest.FixtureRequest
+) -> None:
+    first, ids = [[0], [9], [0]], torch.tensor([[0, 5, 6, 7], [8, 7, 6, 5], [1, 2, 3, 4]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
+    kwargs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1)[:, 1:].clamp(0)}
+    got = request.getfixturevalue(name)(**kwargs, cache=filled(tiny_llama, first))
+    with torch.no_grad():
+        close(got, tiny_llama(**kwargs, cache=filled(tiny_llama, first)))
 
 
 @pytest.mark.parametrize("ids", [[[3, 4, 5]], [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]]])

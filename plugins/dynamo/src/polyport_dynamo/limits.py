@@ -58,6 +58,7 @@ def beyond_limits(
             or span.max > _LONGEST
             or group is None
             or group.kind not in ("tokens", "past", "free")
+            or _learned(call.model, span.max)
         ):
             continue
         just_beyond = resized(probe.leaves, layout, {**one_row, name: span.max + 1}, 1, probe.special)
@@ -74,6 +75,13 @@ def beyond_limits(
     traced = tensor_leaves(kwargs)
     layout = propose(traced, probe.special).only(set(call.ranges))
     return rebuilt(dict(kwargs), resized(traced, layout, sizes, 1, probe.special))
+
+
+def _learned(model: torch.nn.Module, positions: int) -> bool:
+    """Whether the model has learned that many positions and says so: then trying more is not worth the run."""
+    declared = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    tables = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    return declared == positions and any(table.num_embeddings == positions for table in tables)
 
 
 def widen(program: torch.export.ExportedProgram, call: CapturedCall, names: AxisNames) -> AxisNames:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import openvino as ov
 import torch
+from openvino.utils.node_factory import NodeFactory
 
 from polyport_dynamo.lowering.facts import dims, may_be_infinite, traced
 from polyport_dynamo.lowering.heads import shared_heads
 from polyport_openvino.context import Context
 from polyport_openvino.ops.table import translates
+
+#: Far below every score, and far above those that a mask takes away, in float16 too.
+_SINK = -3e4
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -24,7 +29,8 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
               enable_gqa: bool = False) -> Any:  # fmt: skip
     """softmax(scale q k^T + mask) v as one operator, which the CPU computes block by block.
 
-    Where a query may attend to nothing, which left padding makes, torch gives zeros.
+    Where a query may attend to nothing, which left padding makes, torch gives zeros. Behind a boolean mask a sink does the same:
+    one more score, to which nothing else is lost.
     """
     del dropout_p  # see the condition
     dtype = traced(node).dtype
@@ -36,17 +42,38 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
         q, mask = _grouped(c, q, mask, attn_mask, query, shared[0])
     elif enable_gqa:
         k, v = _repeated(c, k, query, key), _repeated(c, v, query, value)
+    sink = None if attends is None or attn_mask is None else _sink(c, q, attn_mask, dtype)
     inputs = [q, k, v] if mask is None else [q, k, v, mask]
-    if scale is not None:
+    if scale is not None or sink is not None:
         inputs += [c.constant(0, dtype)] if mask is None else []
-        inputs.append(c.tensor(scale, dtype))
-    made = c.op("scaled_dot_product_attention", *inputs, causal=bool(is_causal))
+        inputs.append(c.tensor(dims(query)[-1] ** -0.5 if scale is None else scale, dtype))
+    if sink is not None:
+        inputs.append(sink)
+        attends = None
+    # the function of the opset takes no sink
+    factory = NodeFactory("opset13")
+    made = factory.create("ScaledDotProductAttention", inputs, {"causal": bool(is_causal)}).output(0)
     if shared is not None:
         made = c.op("reshape", made, c.ints(0, dims(query)[1], -1, dims(value)[-1]), True)
     if attends is None:
         return made
     # a product, since the CPU's selection takes longer: 3 to 6 % of a token, for 30 layers
     return c.op("multiply", made, attends)
+
+
+def _sink(c: Context, q: ov.Output, mask: Node, dtype: torch.dtype) -> ov.Output | None:
+    """A score that wins where a boolean mask leaves nothing; None where it can't be given.
+
+    For the attention on a cache in variables it takes no time, and a product with zeros and ones is one more operator in each
+    layer: 3 % of a token. Outside of variables it keeps the CPU from fusing the attention.
+    """
+    if not c.stateful:
+        return None
+    heads = q.get_partial_shape()[1]
+    if traced(mask).dtype != torch.bool or q.get_partial_shape().rank.get_length() != 4 or heads.is_dynamic:
+        return None
+    count = heads.get_length()
+    return c.once(("sink", count, dtype), lambda: c.constant(np.full((1, count, 1, 1), _SINK), dtype))
 
 
 def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.Output | None]:
