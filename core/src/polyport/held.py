@@ -45,6 +45,8 @@ class HeldTensor(torch.Tensor):
         rows: Indices along the first axis: what it holds is the content in this order; None for the content as it is.
     """
 
+    # a cache has many of these, and all are new after each step
+    __slots__ = ("keeper", "key", "rows")
     keeper: Keeper
     key: Any
     rows: torch.Tensor | None

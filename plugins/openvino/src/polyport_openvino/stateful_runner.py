@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
@@ -47,12 +48,14 @@ class StatefulRunner:
         self.device = self._steps.device
         self.states = States(metadata, self._steps.make_request)
         self._given = [i for i, info in enumerate(metadata.inputs) if info.name not in names]
-        self._names = metadata.output_names
+        # positions among the variables, or ~ those among what is computed
+        computed, held = itertools.count(), {name: i for i, name in enumerate(self.states.names)}
+        self._returned = [held[n] if n in held else ~next(computed) for n in metadata.output_names]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run the graph once (see `polyport.pipeline.Runner`)."""
         lease, rows = self.states.lease(self, inputs)
         with lease:
-            computed = iter(self._steps.run(lease.request, [*(inputs[i] for i in self._given), rows]))
+            computed = self._steps.run(lease.request, [*(inputs[i] for i in self._given), rows])
             held = self.states.kept(self, lease, inputs)
-        return [held[name] if name in held else next(computed) for name in self._names]
+        return [held[i] if i >= 0 else computed[~i] for i in self._returned]

@@ -171,8 +171,8 @@ class States:
         lease.moved = lease.step + 1
         return lease, rows.to(torch.int32).contiguous()
 
-    def kept(self, runner: Any, lease: Lease, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Variable -> the tensor that stands for it after a step.
+    def kept(self, runner: Any, lease: Lease, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that stand for the variables after a step, in the order of `names`.
 
         Args:
             runner: Who called.
@@ -187,10 +187,10 @@ class States:
         }
         shapes = [alike[shape] for shape in self._shapes]
         keeper = _Kept(runner, lease, shapes)
-        return {
-            name: HeldTensor(keeper, key, shapes[key], self._dtypes[key])
-            for key, name in enumerate(self.names)
-        }
+        return [
+            HeldTensor(keeper, key, shape, dtype)
+            for key, (shape, dtype) in enumerate(zip(shapes, self._dtypes, strict=True))
+        ]
 
     def _order(self, rows: int) -> torch.Tensor:
         """All rows as they are."""
