@@ -118,10 +118,10 @@ class Caller:
         """The inputs of the graph; `sizes` gets those of their axes."""
         tensors: list[Any] = []
         late: list[tuple[int, _Slot]] = []
-        keeper, checked = None, set[Any]()
+        checked: set[Any] = set()
         for index, slot in enumerate(self._slots):
             value: Any = leaves.get(slot.info.name)
-            if type(value) is HeldTensor and value.keeper is keeper and slot.info.shape in checked:
+            if type(value) is HeldTensor and (value.keeper, slot.info.shape) in checked:
                 tensors.append(value)  # of the same step and kind as one that was checked
                 continue
             if value is None:
@@ -141,8 +141,7 @@ class Caller:
             self._check(slot, value, sizes)
             tensors.append(value if value.is_contiguous() else value.contiguous())
             if held:
-                keeper, checked = value.keeper, checked if value.keeper is keeper else set()
-                checked.add(slot.info.shape)
+                checked.add((value.keeper, slot.info.shape))
         for index, slot in late:
             tensors[index] = self._made(slot, sizes)
         return tensors
