@@ -17,6 +17,9 @@ from polyport_openvino.ops.table import translates
 #: Far below every score, and far above those that a mask takes away, in float16 too.
 _SINK = -3e4
 
+#: Makes operators with inputs that the functions of an opset don't take: a sink.
+_OPSET = NodeFactory("opset13")
+
 aten = torch.ops.aten
 Node = torch.fx.Node
 
@@ -42,38 +45,36 @@ def attention(c: Context, node: Node, query: Node, key: Node, value: Node, attn_
         q, mask = _grouped(c, q, mask, attn_mask, query, shared[0])
     elif enable_gqa:
         k, v = _repeated(c, k, query, key), _repeated(c, v, query, value)
-    sink = None if attends is None or attn_mask is None else _sink(c, q, attn_mask, dtype)
+    sinks = attn_mask is not None and _takes_sink(c, query, attn_mask)
     inputs = [q, k, v] if mask is None else [q, k, v, mask]
-    if scale is not None or sink is not None:
+    if scale is not None or sinks:
         inputs += [c.constant(0, dtype)] if mask is None else []
         inputs.append(c.tensor(dims(query)[-1] ** -0.5 if scale is None else scale, dtype))
-    if sink is not None:
-        inputs.append(sink)
-        attends = None
-    # the function of the opset takes no sink
-    factory = NodeFactory("opset13")
-    made = factory.create("ScaledDotProductAttention", inputs, {"causal": bool(is_causal)}).output(0)
+    if sinks:
+        inputs.append(_sink(c, dims(query if shared is None else shared[0])[1], dtype))
+    made = _OPSET.create("ScaledDotProductAttention", inputs, {"causal": bool(is_causal)}).output(0)
     if shared is not None:
         made = c.op("reshape", made, c.ints(0, dims(query)[1], -1, dims(value)[-1]), True)
-    if attends is None:
+    if attends is None or sinks:
         return made
     # a product, since the CPU's selection takes longer: 3 to 6 % of a token, for 30 layers
     return c.op("multiply", made, attends)
 
 
-def _sink(c: Context, q: ov.Output, mask: Node, dtype: torch.dtype) -> ov.Output | None:
-    """A score that wins where a boolean mask leaves nothing; None where it can't be given.
+def _takes_sink(c: Context, query: Node, mask: Node) -> bool:
+    """Whether a sink stands for what a boolean mask leaves nothing of.
 
     For the attention on a cache in variables it takes no time, and a product with zeros and ones is one more operator in each
     layer: 3 % of a token. Outside of variables it keeps the CPU from fusing the attention.
     """
-    if not c.stateful:
-        return None
-    heads = q.get_partial_shape()[1]
-    if traced(mask).dtype != torch.bool or q.get_partial_shape().rank.get_length() != 4 or heads.is_dynamic:
-        return None
-    count = heads.get_length()
-    return c.once(("sink", count, dtype), lambda: c.constant(np.full((1, count, 1, 1), _SINK), dtype))
+    sizes = dims(query)
+    known = len(sizes) == 4 and isinstance(sizes[1], int) and isinstance(sizes[3], int)
+    return c.stateful and known and traced(mask).dtype == torch.bool
+
+
+def _sink(c: Context, heads: int, dtype: torch.dtype) -> ov.Output:
+    """A score that wins where a mask leaves nothing, for every head."""
+    return c.once(("sink", heads, dtype), lambda: c.constant(np.full((1, heads, 1, 1), _SINK), dtype))
 
 
 def _masked(c: Context, mask: Node, dtype: torch.dtype) -> tuple[ov.Output, ov.Output | None]:
