@@ -14,13 +14,10 @@ import attrs
 import torch
 
 from polyport import structure
-from polyport.capture import capture, rebuilt, tensor_leaves, untouched
-from polyport.capture.configs import placeholders
-from polyport.capture.groups import Layout
-from polyport.capture.layout import propose
-from polyport.capture.resize import resized
+from polyport.capture import capture, untouched
 from polyport.config import ExportConfig
 from polyport.errors import InputError, PolyportError
+from polyport.variations import copied, variations
 
 if TYPE_CHECKING:
     from polyport.artifact import ExportedModel
@@ -141,7 +138,7 @@ def verify(
     )  # prepares and checks the inputs, and proves that the model takes them
     cases = []
     with untouched(model), torch.no_grad():
-        for name, kwargs in _variations(model, call.sample, metadata.axes):
+        for name, kwargs in variations(model, call.sample, metadata.axes):
             try:
                 expected = model(**kwargs)
             except Exception:
@@ -151,7 +148,7 @@ def verify(
             sizes = _sizes(metadata.dynamic_axes, kwargs)
             traced = {key: value for key, value in kwargs.items() if key not in metadata.in_constants}
             try:
-                got = exported(**_copied(traced))
+                got = exported(**copied(traced))
             except PolyportError as error:
                 cases.append(CaseReport(name, sizes, (), str(error)))
                 continue
@@ -163,15 +160,6 @@ def verify(
     return VerificationReport(tuple(cases))
 
 
-def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The kwargs with containers of their own: a cache that was updated in place is no input for the second call."""
-    leaves, spec = structure.flatten(dict(kwargs))
-    copied: dict[str, Any] = structure.unflatten(
-        [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves], spec
-    )
-    return copied
-
-
 def _sizes(axes: Mapping[str, Mapping[int, str]], kwargs: Mapping[str, Any]) -> dict[str, int]:
     leaves = dict(structure.flatten_named(dict(kwargs)))
     found: dict[str, int] = {}
@@ -180,80 +168,6 @@ def _sizes(axes: Mapping[str, Mapping[int, str]], kwargs: Mapping[str, Any]) -> 
             if isinstance(leaves.get(name), torch.Tensor):
                 found.setdefault(axis, int(leaves[name].shape[dim]))
     return found
-
-
-# ── other inputs, made from the sample ──────────────────────────────────────────────────────────────────────────────
-
-
-def _variations(
-    model: Any, sample: Mapping[str, Any], axes: Mapping[str, Any]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sample, and copies of it at other sizes along the axes the export leaves open."""
-    yield "sample", _copied(sample)
-    leaves = tensor_leaves(sample)
-    special = placeholders(model.config)
-    layout = propose(leaves, special).only(set(axes))
-    lead = [group for group in layout.groups.values() if group.kind == "lead"]
-    plans: list[tuple[str, dict[str, int], int]] = []
-    if lead:
-        plans.append(("batch x3", {}, 3))
-    for group in layout.groups.values():
-        high = axes[group.name].max if group.name in axes else None
-        if group.kind in ("tokens", "past") and group.size > 0:
-            shorter, longer = max(group.size // 2, 1), group.size * 2 + 3
-            plans.append((f"{group.name} shorter", {group.name: shorter}, 1))
-            plans.append(
-                (f"{group.name} longer", {group.name: min(longer, high or longer)}, 2 if lead else 1)
-            )
-        elif group.kind == "pixels" and group.name == "height":
-            square = {g.name: g.size * 2 for g in layout.groups.values() if g.kind == "pixels"}
-            plans.append(("image x2", square, 1))
-    for name, sizes, copies in plans:
-        grown = resized(leaves, layout, sizes, copies, special)
-        yield name, rebuilt(sample, grown)
-    if lead and leaves[_first(layout, lead[0].name)].shape[0] > 1 and (halved := _first_row(leaves, layout)):
-        yield "batch 1", rebuilt(sample, halved)
-    mask = leaves.get("attention_mask")
-    if mask is not None and mask.dim() == 2 and not mask.is_floating_point() and mask.shape[1] > 2 and lead:
-        grown = resized(leaves, layout, {}, 2, special)
-        for side in ("left", "right"):
-            padded = dict(grown)
-            padded["attention_mask"] = _padded(grown["attention_mask"], side)
-            yield f"{side} padding", rebuilt(sample, padded)
-
-
-def _first(layout: Layout, group: str) -> str:
-    return next(leaf for leaf, dims in layout.axes.items() if dims.get(0) == (group,))
-
-
-def _first_row(leaves: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, torch.Tensor] | None:
-    """The sample's first row alone; None where rows and leading axes don't divide evenly."""
-    batch = layout.groups["batch"].size if "batch" in layout.groups else 0
-    if batch < 2:
-        return None
-    single = {}
-    for name, leaf in leaves.items():
-        terms = layout.axes.get(name, {}).get(0)
-        if terms is None or layout.groups[terms[0]].kind != "lead":
-            single[name] = leaf
-        elif leaf.shape[0] % batch:
-            return None
-        else:
-            single[name] = leaf[: leaf.shape[0] // batch]
-    return single
-
-
-def _padded(mask: torch.Tensor, side: str) -> torch.Tensor:
-    """The mask with a third of the last row hidden on one side."""
-    mask, hidden = mask.clone(), max(mask.shape[1] // 3, 1)
-    if side == "left":
-        mask[-1, :hidden] = 0
-    else:
-        mask[-1, -hidden:] = 0
-    return mask
-
-
-# ── comparing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _compare(expected: Any, got: Any, atol: float | None, rtol: float | None) -> Iterator[OutputReport]:

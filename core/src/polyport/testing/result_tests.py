@@ -165,11 +165,13 @@ class ResultTests(Suite):
     def test_description_counts_operators(self, workbench: Workbench, session: Session) -> None:
         """`polyport_describe`, where implemented, returns JSON values, for fresh and loaded exports alike.
 
-        On failure: return plain numbers and text; `"operators"` maps names to counts.
+        On failure: return plain numbers and text; `"operators"`, `"portable"` and each library in `"delegated"` map names to
+        counts.
         """
         example = self.examples[0]
         fresh = session.describe(workbench.exported(example)["model"])
         loaded = session.describe(workbench.loaded(example)["model"])
         assert json.loads(json.dumps(fresh)) == fresh
         assert set(fresh) == set(loaded)
-        assert all(isinstance(count, int) and count > 0 for count in fresh.get("operators", {}).values())
+        tables = (fresh.get("operators", {}), fresh.get("portable", {}), *fresh.get("delegated", {}).values())
+        assert all(isinstance(count, int) and count > 0 for counts in tables for count in counts.values())
