@@ -355,6 +355,23 @@ def test_inspect_as_json(saved: Path) -> None:
     assert component["metadata"]["inputs"][0]["shape"] == ["batch", 3]
 
 
+def test_inspect_shows_where_operators_are_computed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {
+        "operators": {"Add": 3, "Mul": 1},
+        "delegated": {"Accelerator": {"conv": 2, "relu": 5}, "Other": {}},
+        "portable": {"sort": 1},
+    }
+    monkeypatch.setattr("polyport.session.Session.describe", lambda *_: described)
+    shown = [" ".join(line.split()) for line in call("inspect", saved, "--ops", "1").stdout.splitlines()]
+    assert "operators (4) Add 3, 1 more kinds" in shown
+    assert "Accelerator (7) relu 5, 1 more kinds" in shown
+    assert "not delegated (1) sort 1" in shown
+    assert not any(line.startswith("Other") for line in shown)
+    assert not {"sort 1", "relu 5"} & set(call("inspect", saved, "--ops", "0").stdout.splitlines())
+    component = json.loads(call("inspect", saved, "--json").stdout)["components"]["model"]
+    assert described.items() <= component.items()
+
+
 def test_inspect_works_without_the_backend(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyport.discovery.installed", lambda *_: [])
     result = call("inspect", saved)

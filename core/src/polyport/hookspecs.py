@@ -214,5 +214,7 @@ def polyport_describe(component: ExportedComponent) -> Mapping[str, Any] | None:
         component: The component, fresh from an export or loaded.
 
     Returns:
-        JSON values; `"operators"` holds operator name -> how often it occurs. None where nothing is known.
+        JSON values; None where nothing is known. `"operators"` holds operator name -> how often it occurs. Where other
+        libraries compute parts of the program, `"delegated"` holds name of the library -> operator name -> how often it
+        occurs there, and `"portable"` holds the same of the operators that are left to the format's own runtime.
     """

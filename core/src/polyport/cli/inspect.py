@@ -153,10 +153,25 @@ def _show_component(console: Console, name: str, component: Mapping[str, Any], o
         for index, info in enumerate(metadata[kind])
     ]
     console.print(render.table("", ("", "tensor", "dtype", "axes"), rows))
-    counts = component.get("operators") or {}
-    if not ops or not counts:
-        return
+    if ops:
+        render.lines(console, _operators(component, ops))
+
+
+def _operators(component: Mapping[str, Any], ops: int) -> list[tuple[str, str]]:
+    """What the backend says of the operators, and of where they are computed: the most frequent ones of each kind."""
+    found = {
+        "operators": component.get("operators"),
+        **component.get("delegated", {}),
+        "not delegated": component.get("portable"),
+    }
+    return [
+        (f"{name} ({sum(counts.values())})", _most_frequent(counts, ops))
+        for name, counts in found.items()
+        if counts
+    ]
+
+
+def _most_frequent(counts: Mapping[str, int], ops: int) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rest = f", {len(ordered) - ops} more kinds" if len(ordered) > ops else ""
-    listed = ", ".join(f"{operator} {count}" for operator, count in ordered[:ops])
-    render.lines(console, [(f"operators ({sum(counts.values())})", listed + rest)])
+    return ", ".join(f"{operator} {count}" for operator, count in ordered[:ops]) + rest
