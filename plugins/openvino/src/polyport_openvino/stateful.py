@@ -16,10 +16,8 @@ import openvino as ov
 import openvino.opset15 as opset
 from openvino import op
 
-from polyport.errors import ArtifactError
 from polyport.metadata import ExportMetadata, TensorInfo
-from polyport.sizes import compiled
-from polyport_dynamo.lowering import Leaves
+from polyport_dynamo.lowering.caches import eligible, kept_leaves
 from polyport_openvino.lowering import Lowered
 
 #: Name of the input that says which rows of the variables a call continues from.
@@ -35,58 +33,7 @@ def variables_of(metadata: ExportMetadata) -> tuple[str, ...]:
     Raises:
         ArtifactError: The record is damaged.
     """
-    names = metadata.backend.get(VARIABLES, [])
-    both = set(metadata.input_names) & set(metadata.output_names)
-    fits = isinstance(names, list) and all(isinstance(name, str) and name in both for name in names)
-    if not fits or len(set(names)) != len(names):
-        raise ArtifactError(
-            f"The export records {VARIABLES!r} as {names!r}, which does not fit its inputs and outputs.",
-            stage="load",
-            backend="openvino",
-        )
-    return tuple(names)
-
-
-def eligible(metadata: ExportMetadata, leaves: Leaves) -> tuple[str, ...]:
-    """The leaves that a variable can keep: parts of a cache that a call takes and returns, one row per row of the batch.
-
-    A static cache stays the caller's: a buffer that is written to where it lies, with a counter of its tokens beside it.
-
-    Args:
-        metadata: The record of the traced graph.
-        leaves: What the lowering made of its leaves.
-    """
-    outputs = {info.name: info for info in metadata.outputs}
-    batches = {info.shape[0] for info in metadata.inputs if "." not in info.name and info.rank}
-    found = []
-    for info in metadata.inputs:
-        after = outputs.get(info.name)
-        if "." not in info.name or after is None or not _changes(info.name, leaves):
-            continue
-        starts = info.rank > 0 and isinstance(info.shape[0], str) and info.shape[0] in batches
-        if starts and info.dtype == after.dtype and info.rank == after.rank and _follows(after, metadata):
-            found.append(info.name)
-    return tuple(found)
-
-
-def _changes(name: str, leaves: Leaves) -> bool:
-    """Whether a leaf comes back with another content, and is not a static cache's."""
-    if name in leaves.in_place:
-        owner = name.rpartition(".")[0]
-        return leaves.passed_through.get(name) == name and f"{owner}.cumulative_length" not in leaves.inputs
-    return name not in leaves.passed_through
-
-
-def _follows(info: TensorInfo, metadata: ExportMetadata) -> bool:
-    """Whether the sizes of an output can be told from those of the inputs."""
-    known = {size: 0 for one in metadata.inputs for size in one.shape if isinstance(size, str)}
-    for size in info.shape:
-        if isinstance(size, str) and size not in known:
-            try:
-                compiled(size)(known)
-            except (ArtifactError, KeyError, ZeroDivisionError):
-                return False
-    return True
+    return kept_leaves(metadata, VARIABLES)
 
 
 def make_stateful(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from polyport.caches import find_dtype
 from polyport.errors import ArtifactError, InputError
 from polyport.held import HeldTensor, plain_tensor
-from polyport.metadata import ExportMetadata, TensorInfo
-from polyport.sizes import compiled
+from polyport.metadata import ExportMetadata
+from polyport_dynamo.lowering.caches import KeptCaches
 from polyport_openvino.buffers import to_openvino, to_torch
 from polyport_openvino.requests import BoundRequest
 from polyport_openvino.stateful import variables_of
@@ -96,24 +95,9 @@ class States:
                 stage="load",
                 backend="openvino",
             )
-        inputs = {info.name: (index, info) for index, info in enumerate(metadata.inputs)}
-        outputs = [{info.name: info for info in metadata.outputs}[name] for name in self.names]
-        self._places = [inputs[name][0] for name in self.names]
+        self._caches = KeptCaches(metadata, self.names)
         #: The axis along which a variable grows; None for a state of fixed size.
-        self.growing = [
-            _growing(inputs[name][1], info) for name, info in zip(self.names, outputs, strict=True)
-        ]
-        self._dtypes = [_dtype(info) for info in outputs]
-        self._shapes = [info.shape for info in outputs]
-        self._kinds = set(self._shapes)
-        self._sizes = {
-            size: compiled(size) for shape in self._shapes for size in shape if isinstance(size, str)
-        }
-        self._sources: dict[str, tuple[int, int]] = {}
-        for index, info in enumerate(metadata.inputs):
-            for axis, size in enumerate(info.shape):
-                if isinstance(size, str):
-                    self._sources.setdefault(size, (index, axis))
+        self.growing = self._caches.growing
         self._orders: dict[int, torch.Tensor] = {}
 
     def lease(self, runner: Any, inputs: Sequence[torch.Tensor]) -> tuple[Lease, torch.Tensor]:
@@ -129,7 +113,7 @@ class States:
         Raises:
             InputError: A cache was continued since, and can't be found any more.
         """
-        given = [inputs[place] for place in self._places]
+        given = [inputs[place] for place in self._caches.places]
         if (found := self._continued(runner, given)) is not None:
             return found
         contents = [plain_tensor(one) for one in given]
@@ -179,17 +163,11 @@ class States:
             lease: The request.
             inputs: Of the call.
         """
-        sizes = {name: inputs[index].shape[axis] for name, (index, axis) in self._sources.items()}
-        sizes |= {name: size(sizes) for name, size in self._sizes.items()}
-        alike = {
-            shape: torch.Size(size if isinstance(size, int) else sizes[size] for size in shape)
-            for shape in self._kinds
-        }
-        shapes = [alike[shape] for shape in self._shapes]
+        shapes = self._caches.shapes(inputs)
         keeper = _Kept(runner, lease, shapes)
         return [
             HeldTensor(keeper, key, shape, dtype)
-            for key, (shape, dtype) in enumerate(zip(shapes, self._dtypes, strict=True))
+            for key, (shape, dtype) in enumerate(zip(shapes, self._caches.dtypes, strict=True))
         ]
 
     def _order(self, rows: int) -> torch.Tensor:
@@ -197,21 +175,6 @@ class States:
         if rows not in self._orders:
             self._orders[rows] = torch.arange(rows, dtype=torch.int32)
         return self._orders[rows]
-
-
-def _growing(before: TensorInfo, after: TensorInfo) -> int | None:
-    """The one axis along which an output is longer than its input."""
-    changed = [axis for axis, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
-    return changed[0] if len(changed) == 1 else None
-
-
-def _dtype(info: TensorInfo) -> torch.dtype:
-    found = find_dtype(info.dtype)
-    if found is None:
-        raise ArtifactError(
-            f"The export records a dtype {info.dtype!r}, which PyTorch doesn't have.", stage="load"
-        )
-    return found
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table as _core_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -69,6 +70,8 @@ def run_fake(node: torch.fx.Node) -> Any:
             stack.enter_context(first.fake_mode)
             stack.enter_context(_frozen(first.fake_mode))
         stack.enter_context(torch.no_grad())
+        # some kernels that are written in others take the sample's sizes for those of a fake tensor
+        stack.enter_context(enable_python_dispatcher())
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
