@@ -147,12 +147,17 @@ def _options(cls: type, inherited: Any) -> Iterator[str]:
     texts = entries(parts.get("Args", ""))
     known = {field.name for field in inherited}
     lines = [
-        f"- `{field.name}: {field.type} = {field.default!r}`: {_prose(texts.get(field.name, ''))}"
+        f"- `{field.name}: {field.type} = {_default(field)!r}`: {_prose(texts.get(field.name, ''))}"
         for field in attrs.fields(cls)
         if field.name not in known
     ]
     if lines:
         yield "\n".join(lines)
+
+
+def _default(field: Any) -> Any:
+    made = isinstance(field.default, attrs.Factory)  # type: ignore[arg-type]  # a class, in spite of its stub
+    return field.default.factory() if made else field.default
 
 
 def fixes() -> Iterator[str]:

@@ -12,6 +12,9 @@ from sweep_case import Announce, Clock, Record, exports, failure, tail
 #: Tokens that every call makes, no fewer.
 TOKENS = 20
 
+#: Options that a format needs besides `dynamic`: room for all rows and beams, where it must be known before.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"executorch": {"max_sizes": {"batch": 6}}}
+
 #: How each prompt is continued.
 WAYS: Mapping[str, Mapping[str, Any]] = {"greedy": {"num_beams": 1}, "3 beams": {"num_beams": 3}}
 
@@ -34,7 +37,7 @@ def examine(zoo: Any, case: str, formats: Sequence[str], announce: Announce) -> 
         import polyport
 
         clock.stage = "decompose"  # until the first hook is called
-        configs = [{"export_format": name, "dynamic": True} for name in names]
+        configs = [{"export_format": name, "dynamic": True, **OPTIONS.get(name, {})} for name in names]
         return polyport.export_for_generation(model, sample, configs, plugins=[clock])
 
     for name, exported, seconds in exports(export, formats, clock):

@@ -10,9 +10,11 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 import polyport
-from polyport import DynamoConfig, ExportedModel, OnnxConfig, OpenVINOConfig
+from polyport import DynamoConfig, ExecutorchConfig, ExportedModel, OnnxConfig, OpenVINOConfig
 
-CONFIGS = {"dynamo": DynamoConfig, "onnx": OnnxConfig, "openvino": OpenVINOConfig}
+CONFIGS = {
+    "dynamo": DynamoConfig, "onnx": OnnxConfig, "openvino": OpenVINOConfig, "executorch": ExecutorchConfig,
+}  # fmt: skip
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 64,

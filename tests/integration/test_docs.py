@@ -20,6 +20,7 @@ PAGES = [
         if "```python" in page.read_text()
     ),
     ROOT / "docs" / "how-to" / "openvino.md",
+    ROOT / "docs" / "how-to" / "executorch.md",
 ]
 
 #: The model that the pages use, by its name on the hub.

@@ -32,6 +32,7 @@ class BackendConformance(PluginTests, ResultTests, CallTests, GenerationTests, A
     Attributes:
         format: The format, as in your entry point.
         config_options: Options of your config for every export of the suite (`dynamic` comes from `supports_dynamic`).
+        generation_options: Options besides, of exports for generation: of one row as the sample, and run with up to 9.
         tolerances: dtype of an output -> (atol, rtol) in which it must agree with the model. `"float32"` is always tested;
             a model is exported in each further dtype.
         examples: Names of the models in `polyport.testing.models.EXAMPLES` to export: all of them, unless one can't be.

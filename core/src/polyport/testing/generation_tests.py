@@ -62,15 +62,9 @@ def _writer() -> Any:
 
 def _assert_same_tokens(model: Any, exported: ExportedModel) -> None:
     for case, kwargs in EXAMPLES["decoder"].cases().items():
-        for beams in sorted({1, min(3, _most_beams(exported, len(kwargs["input_ids"])))}):
+        for beams in (1, 3):
             with torch.no_grad():
                 expected = model.generate(**kwargs, num_beams=beams, **_OPTIONS)
             got = exported.generate(**kwargs, num_beams=beams, **_OPTIONS)
             if not torch.equal(got, expected):
                 pytest.fail(f"{case}, {beams} beams: writes {got.tolist()}, the model {expected.tolist()}")
-
-
-def _most_beams(exported: ExportedModel, rows: int) -> int:
-    """How many beams of each row fit into a batch, of which a format may limit the size."""
-    spans = [one.metadata.axes.get("batch") for one in exported.components.values()]
-    return min((span.max // rows for span in spans if span is not None and span.max is not None), default=3)

@@ -18,6 +18,7 @@ class Suite:
 
     format: ClassVar[str] = ""
     config_options: ClassVar[Mapping[str, Any]] = {}
+    generation_options: ClassVar[Mapping[str, Any]] = {}
     tolerances: ClassVar[Mapping[str, tuple[float, float]]] = {"float32": (1e-4, 1e-4)}
     examples: ClassVar[Sequence[str]] = tuple(EXAMPLES)
     supports_dynamic: ClassVar[bool] = True

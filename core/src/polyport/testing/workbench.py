@@ -83,7 +83,7 @@ class Workbench:
 
     def export_generation(self, model: Any, *settings: Any, **options: Any) -> ExportedModel:
         """A new export for generation, from the sample of the decoder."""
-        config = self._config({})
+        config = self._config(self.suite.generation_options)
         exporter = AutoHfExporter.from_config(config)
         return exporter.export_for_generation(
             model, EXAMPLES["decoder"].sample(), config, *settings, **options

@@ -1,0 +1,480 @@
+"""Operators written for ExecuTorch's own kernels, whatever takes the rest: the same numbers as eager at any size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers.integrations.moe  # registers its operators  # noqa: F401
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from polyport import ExportedModel
+from polyport.errors import ExportError
+from polyport_executorch import ExecutorchConfig, ExecutorchExporter, Recipe
+from polyport_executorch.delegation import REPORT
+from polyport_executorch.lowering import _refuse_fixed
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import zoo  # noqa: E402
+
+DYNAMIC = ExecutorchConfig(dynamic=True)
+BATCH = Dim("batch", min=1, max=8)
+
+
+class Several(PreTrainedModel):
+    """Modules and functions that all take the same tensor: what each makes of it, by name."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self, **parts: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(PreTrainedConfig())
+        self.layers = nn.ModuleDict(
+            {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+        )
+        self.functions = {name: part for name, part in parts.items() if name not in self.layers}
+        self.post_init()
+        self.eval()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """They come as they are."""
+
+    def forward(
+        self, inputs_embeds: Tensor | None = None, pixel_values: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        x: Any = pixel_values if inputs_embeds is None else inputs_embeds
+        return {name: part(x) for name, part in (*self.layers.items(), *self.functions.items())}
+
+
+def open_axes(**axes: Dim) -> ExecutorchConfig:
+    """Images whose axes of these numbers (`axis_0`) vary."""
+    shapes = {"pixel_values": {int(name.removeprefix("axis_")): dim for name, dim in axes.items()}}
+    return ExecutorchConfig(dynamic_shapes=shapes)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(
+    model: Any,
+    sample: dict[str, Any],
+    *others: dict[str, Any],
+    config: ExecutorchConfig = DYNAMIC,
+    atol: float,
+    rtol: float,
+) -> dict[str, Any]:
+    """Export with one sample and compare with eager at all of them; returns the report of the delegation."""
+    exported = ExecutorchExporter().export(model, sample, config)
+    for given in (sample, *others):
+        assert_same(exported, model, given, atol=atol, rtol=rtol)
+    report: Any = exported["model"].metadata.backend[REPORT]
+    return report  # type: ignore[no-any-return]
+
+
+def assert_same(
+    exported: ExportedModel, model: Any, given: dict[str, Any], *, atol: float, rtol: float
+) -> None:
+    with torch.no_grad():
+        expected = model(**given)
+    torch.testing.assert_close(dict(exported(**given)), dict(expected), atol=atol, rtol=rtol)
+
+
+def tokens(*shapes: tuple[int, ...], width: int = 6) -> list[dict[str, Any]]:
+    """Inputs of some batches and lengths."""
+    return [{"inputs_embeds": noise(*shape, width, seed=sum(shape))} for shape in shapes]
+
+
+def images(*shapes: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [{"pixel_values": noise(*shape, seed=sum(shape))} for shape in shapes]
+
+
+SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))
+
+
+# ── orders and counts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_sort() -> None:
+    """Both directions, along axes that vary and that don't; no two numbers are equal, so that there is one order."""
+    model = Several(
+        up=lambda x: x.sort(1).values,
+        up_indices=lambda x: x.sort(1).indices,
+        down=lambda x: x.sort(1, descending=True).values,
+        down_indices=lambda x: torch.sort(x, dim=1, descending=True).indices,
+        last=lambda x: sum(x.sort(-1)),
+        rows=lambda x: x.sort(0, descending=True).values,
+        order=lambda x: x.argsort(1),
+        order_down=lambda x: x.argsort(-1, descending=True),
+        whole=lambda x: (x * 1e6).long().argsort(1),
+    )
+    check(model, *tokens(*SHAPES), atol=1e-6, rtol=1e-6)
+
+
+def test_sort_with_equal_numbers() -> None:
+    """Of equal ones any may be first, but each is there once."""
+
+    def grouped(x: Tensor) -> Tensor:
+        kinds = (x[..., 0] > 0).long()
+        order = kinds.argsort(1)
+        return torch.cat((kinds.gather(1, order), order.sort(1).values), -1)
+
+    check(Several(grouped=grouped), *tokens(*SHAPES), atol=0, rtol=0)
+
+
+def test_sort_that_keeps_the_order_of_equal_numbers() -> None:
+    """No kernel does: it is refused, and no other order given for it."""
+    model = Several(stable=lambda x: torch.argsort(x, dim=1, stable=True))
+    with pytest.raises(ExportError, match="no kernel for aten::sort"):
+        ExecutorchExporter().export(model, *tokens((1, 5)), DYNAMIC)
+
+
+def test_counts() -> None:
+    """How many there are of each kind, as routers count their tokens; those that are no kind don't count."""
+
+    def kinds(x: Tensor) -> Tensor:
+        return (x[..., 0].flatten() * 3).round()
+
+    model = Several(
+        inside=lambda x: torch.histc(kinds(x).clamp(0, 3), bins=4, min=0, max=3),
+        outside=lambda x: torch.histc(kinds(x), bins=4, min=0, max=3),
+        whole=lambda x: torch.histc(kinds(x).clamp(0, 7).int().float(), bins=8, min=0, max=7).int(),
+    )
+    check(model, *tokens(*SHAPES, (8, 60)), atol=0, rtol=0)
+
+
+# ── experts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return torch.ops.transformers.grouped_mm_fallback(rows, weight, ends)  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """The rows of a token go through the matrix that two of its numbers choose."""
+
+    def __init__(self, *, left: bool = False, turned: bool = False) -> None:
+        super().__init__()
+        weight = noise(4, 5, 6, seed=3) if turned else noise(4, 6, 5, seed=3)
+        self.weight, self.left, self.turned = nn.Parameter(weight), left, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        kinds = (rows[:, 0] > 0).long() * 2 + (rows[:, 1] > 0).long()
+        order = kinds.argsort()
+        ends = torch.histc(kinds.float(), bins=4, min=0, max=3).cumsum(0).to(torch.int32)
+        if self.left:
+            ends = torch.minimum(ends, ends[1])
+        weight = self.weight.transpose(1, 2) if self.turned else self.weight
+        made = grouped(rows[order], weight, ends)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.shape[0])
+        return made[back].view(x.shape[0], x.shape[1], 5)
+
+
+def test_experts() -> None:
+    """Any number of tokens for each expert, none as well; rows that are left over are zeros."""
+    model = Several(
+        experts=Experts(),
+        turned=Experts(turned=True),
+        left=Experts(left=True),
+        computed=lambda x: grouped(
+            x.flatten(0, 1),
+            torch.stack([x[0, :1].mT @ x[0, :1] + i for i in range(3)]),
+            torch.tensor([1, 1, 3]),
+        ),
+    )
+    one, others = tokens((1, 5)), tokens((3, 9), (2, 3), (3, 1))
+    for kind in range(4):  # all tokens to one expert
+        x = noise(2, 4, 6, seed=kind)
+        x[..., 0], x[..., 1] = (kind // 2) * 2.0 - 1, (kind % 2) * 2.0 - 1
+        others.append({"inputs_embeds": x})
+    check(model, *one, *others, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_mixture_of_experts() -> None:
+    """A layer of four experts, of which a lone token leaves out two, beside one that all tokens go through."""
+    model, _, _ = zoo.build("qwen2_moe")
+    model.model.layers = model.model.layers[:1]
+
+    def inputs(batch: int, length: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(batch * 100 + length)
+        ids = torch.randint(3, 90, (batch, length), generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+
+    exported = ExecutorchExporter().export(model, inputs(1, 6), DYNAMIC)
+    for shape in ((1, 6), (1, 1), (3, 17), (2, 3)):
+        with torch.no_grad():
+            expected = model(**inputs(*shape)).logits
+        torch.testing.assert_close(exported(**inputs(*shape)).logits, expected, atol=1e-5, rtol=1e-5)
+    # the matrices of the experts are weights of layers, and no expert is left to the plain kernels
+    left = exported["model"].metadata.backend[REPORT]["portable"]
+    assert not any("mm" in kernel or "linear" in kernel for kernel in left)
+
+
+# ── memory that is written to ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def filled_like(x: Tensor) -> Tensor:
+    made = torch.empty_like(x)
+    made[:, torch.arange(x.shape[1])] = x * 2
+    return made
+
+
+def filled_new(x: Tensor) -> Tensor:
+    made = x.new_empty((x.shape[1], x.shape[0], 6))
+    made[torch.arange(x.shape[1])] = x.flip(-1).transpose(0, 1)
+    return made
+
+
+def filled_numbers(x: Tensor) -> Tensor:
+    made = torch.empty(x.shape[0], x.shape[1], dtype=torch.int64)
+    places = torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])[None]
+    return made.index_put_(places, (x[..., 0] * 10).long())
+
+
+def undone(x: Tensor) -> Tensor:
+    """Where each place of an order went."""
+    order = x[0, :, 0].argsort()
+    made = torch.empty_like(order)
+    made[order] = torch.arange(order.shape[0])
+    return made
+
+
+def test_memory_that_is_filled() -> None:
+    model = Several(like=filled_like, new=filled_new, numbers=filled_numbers, undone=undone)
+    check(model, *tokens(*SHAPES), atol=1e-6, rtol=1e-6)
+
+
+# ── convolutions along three axes ───────────────────────────────────────────────────────────────────────────────────
+
+CLIPS = ((2, 3, 6, 8, 8), (1, 3, 6, 8, 8), (3, 3, 6, 8, 8))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Layers have the same weights on each run."""
+    torch.manual_seed(0)
+
+
+def test_convolution_of_clips() -> None:
+    model = Several(
+        plain=nn.Conv3d(3, 4, (2, 3, 3)),
+        flat=nn.Conv3d(3, 4, (1, 3, 3), padding=(0, 1, 1)),
+        strided=nn.Conv3d(3, 4, (3, 2, 2), stride=(2, 2, 1), padding=(0, 0, 1)),
+        dilated=nn.Conv3d(3, 6, (2, 2, 2), dilation=(2, 1, 2), groups=3, bias=False),
+        patches=nn.Conv3d(3, 5, (2, 4, 4), stride=(2, 4, 4)),
+        far=nn.Conv3d(3, 4, (2, 1, 1), dilation=(3, 1, 1), stride=(2, 3, 3)),
+    )
+    check(model, *images(*CLIPS), config=open_axes(axis_0=BATCH), atol=1e-5, rtol=1e-5)
+
+
+def test_convolution_of_clips_with_frames_of_zeros() -> None:
+    """Padding along the first axis too."""
+    model = Several(
+        both=nn.Conv3d(3, 4, 3, padding=1),
+        deep=nn.Conv3d(3, 6, 3, stride=2, padding=2, dilation=2, groups=3),
+        first=nn.Conv3d(3, 4, (2, 3, 3), padding=(1, 0, 0)),
+    )
+    check(model, *images(*CLIPS), config=open_axes(axis_0=BATCH), atol=1e-5, rtol=1e-5)
+
+
+def test_convolution_of_clips_of_any_length() -> None:
+    """How many frames come out follows from how many go in."""
+    model = Several(plain=nn.Conv3d(3, 4, (2, 3, 3)))
+    config = open_axes(axis_0=BATCH, axis_2=Dim("frames", min=3, max=16))
+    check(model, *images(*CLIPS, (2, 3, 9, 8, 8), (1, 3, 3, 8, 8)), config=config, atol=1e-5, rtol=1e-5)
+
+
+def test_convolution_of_clips_of_any_area() -> None:
+    model = Several(plain=nn.Conv3d(3, 4, (2, 3, 3)))
+    config = open_axes(axis_0=BATCH, axis_3=Dim("height", min=4, max=16), axis_4=Dim("width", min=4, max=16))
+    check(model, *images(*CLIPS, (2, 3, 6, 9, 5), (1, 3, 6, 4, 16)), config=config, atol=1e-5, rtol=1e-5)
+
+
+# ── padding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_padding_that_cuts() -> None:
+    """Sizes below zero, alone and beside others, and along an axis that varies."""
+    model = Several(
+        last=lambda x: nn.functional.pad(x, (-1, -2)),
+        before=lambda x: nn.functional.pad(x, (-2, 0)),
+        both=lambda x: nn.functional.pad(x * 2, (-1, 2)),
+        rows=lambda x: nn.functional.pad(x, (0, 0, -1, 3)),
+        mixed=lambda x: nn.functional.pad(x, (1, -1, -1, 0), value=0.5),
+        whole=lambda x: nn.functional.pad((x * 10).long(), (-2, 1, 0, 2), value=7),
+        truth=lambda x: nn.functional.pad(x > 0, (-1, 2), value=True),
+        plain=lambda x: nn.functional.pad(x, (1, 2, 0, 1), value=1.5),
+    )
+    check(model, *tokens((1, 5), (3, 9), (2, 2), (8, 1)), atol=1e-6, rtol=1e-6)
+
+
+def test_padding_in_front_of_attention() -> None:
+    """What comes out varies as what goes in did, also for what is written for other devices afterwards."""
+
+    def shifted(x: Tensor) -> Tensor:
+        heads = nn.functional.pad(x, (0, 0, -1, 1)).unflatten(-1, (4, 8)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads[:, :2], heads[:, 2:], enable_gqa=True)
+
+    check(Several(shifted=shifted), *tokens((2, 5), (3, 9), (1, 2), width=32), atol=1e-5, rtol=1e-5)
+
+
+# ── tensors whose channels lie last ─────────────────────────────────────────────────────────────────────────────────
+
+
+def bicubic(x: Tensor) -> Tensor:
+    return nn.functional.interpolate(x, size=(10, 12), mode="bicubic")
+
+
+def test_images_with_their_channels_last() -> None:
+    """Tensors that are laid out in another order, by the model or its caller: some kernels compute something else for them."""
+    model = Several(
+        bicubic=lambda x: bicubic(x.permute(0, 3, 1, 2)),
+        bilinear=lambda x: nn.functional.interpolate(x.permute(0, 3, 1, 2), size=(10, 12), mode="bilinear"),
+        sequence=lambda x: bicubic(x.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2) * 1.5,
+        nearest=lambda x: nn.functional.interpolate(x.permute(0, 3, 1, 2), scale_factor=2, mode="nearest"),
+        back=lambda x: nn.functional.interpolate(x.permute(0, 3, 1, 2), size=(3, 5), mode="nearest").permute(
+            0, 2, 3, 1
+        ),
+        mean=lambda x: nn.functional.avg_pool2d(x.to(memory_format=torch.channels_last), 2),
+        flat=lambda x: x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last).flatten(1),
+    )
+    given = images((1, 4, 6, 3), (3, 4, 6, 3))
+    given.append({"pixel_values": noise(2, 4, 6, 3).to(memory_format=torch.channels_last)})
+    check(model, *given, config=open_axes(axis_0=BATCH), atol=1e-5, rtol=1e-5)
+
+
+# ── copies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_copies_are_dropped() -> None:
+    """Nobody can tell them apart from what they are copies of; a conversion is none."""
+    layer = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6))
+    model = Several(
+        layer=layer,
+        chain=lambda x: (x.clone().detach().to(torch.float32, copy=True) * 2).contiguous() + 1,
+        dropped=lambda x: nn.functional.dropout(x * 2, 0.5, training=False) - 1,
+        converted=lambda x: x.to(torch.int32).to(torch.float32) * 2,
+        rounded=lambda x: x.half().float() + 1,
+    )
+    report = check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
+    assert not any("clone" in name or "dropout" in name for name in report["portable"])
+
+
+def test_results_that_are_copies_of_an_input() -> None:
+    model = Several(
+        itself=lambda x: x,
+        clone=lambda x: x.clone(),
+        twice=lambda x: x.clone().clone(),
+        same=lambda x: x.to(torch.float32),
+        dropped=lambda x: nn.functional.dropout(x, training=False),
+        detached=lambda x: x.detach(),
+        viewed=lambda x: x.view(x.shape),
+        computed=lambda x: x.clone() + 1,
+    )
+    sample, *others = tokens(*SHAPES)
+    exported = ExecutorchExporter().export(model, sample, DYNAMIC)
+    for given in (sample, *others):
+        assert_same(exported, model, given, atol=0, rtol=0)
+    # a copy is the caller's own, as it is in eager
+    x = noise(2, 3, 6)
+    got = exported(inputs_embeds=x)
+    for name in ("clone", "twice"):
+        assert got[name].data_ptr() != x.data_ptr()
+
+
+def test_results_that_are_conversions_to_the_same_type() -> None:
+    model = Several(
+        input=lambda x: x.to(torch.float32, copy=True),
+        computed=lambda x: (x * 2).to(torch.float32, copy=True),
+        sorted=lambda x: x.sort(1).values.to(torch.float32, copy=True),
+    )
+    check(model, *tokens(*SHAPES), atol=1e-6, rtol=1e-6)
+
+
+class Results(PreTrainedModel):
+    """A layer, and what a function makes of it and of what it computes."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self, function: Callable[[nn.Linear, Tensor], dict[str, Tensor]]) -> None:
+        super().__init__(PreTrainedConfig())
+        self.layer, self.function = nn.Linear(6, 6), function
+        self.post_init()
+        self.eval()
+
+    def forward(self, inputs_embeds: Tensor) -> dict[str, Tensor]:
+        return self.function(self.layer, self.layer(inputs_embeds))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _, y: {"y": y, "copy": y.clone()},
+        lambda _, y: {"copy": y.clone(), "y": y},
+        lambda _, y: {
+            "y": y,
+            "again": y,
+            "dropped": nn.functional.dropout(y, training=False).clone(),
+            "used": y.clone() + 1,
+        },
+        lambda _, y: {"a": y.clone(), "b": y.clone(), "twice": y.clone().clone()},
+        lambda _, y: {
+            "first": y[:, :1],
+            "turned": y.transpose(0, 1).contiguous(),
+            "copy": y.transpose(0, 1).clone(),
+        },
+    ],
+    ids=["behind", "before", "several", "alone", "views"],
+)
+def test_results_that_are_copies_of_another(function: Callable[..., dict[str, Tensor]]) -> None:
+    check(Results(function), *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda layer, y: {"y": y, "w": layer.weight.clone()}, lambda layer, y: {"y": y, "w": layer.weight}],
+    ids=["copy", "itself"],
+)
+def test_results_that_are_weights(function: Callable[..., dict[str, Tensor]]) -> None:
+    check(Results(function), *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
+
+
+# ── sizes that a lowering fixes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_fixed_sizes_are_refused() -> None:
+    before = {"ids": 2, "mask": 2, "weight": 0}
+    _refuse_fixed(before, before)
+    _refuse_fixed(before, {"ids": 2, "added": 0})  # what isn't used any more, and what a pass adds
+    with pytest.raises(ExportError, match=r"fixed sizes of ids to those of the sample") as caught:
+        _refuse_fixed(before, {"ids": 1, "mask": 2, "weight": 0})
+    assert (caught.value.stage, caught.value.backend) == ("lower", "executorch")
+    with pytest.raises(ExportError, match=r"fixed sizes of ids, mask to"):
+        _refuse_fixed(before, {"ids": 1, "mask": 0, "weight": 0})
+
+
+def test_pass_that_fixes_a_size(install_recipe: Callable[[str, Any], None]) -> None:
+    """A pass of a recipe asks for the number behind a size: the program would be wrong for all others."""
+    from executorch.exir.pass_base import ExportPass
+    from torch.fx.passes.infra.pass_base import PassResult
+
+    class Fixing(ExportPass):
+        def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+            for node in graph_module.graph.find_nodes(op="placeholder"):
+                if "inputs_embeds" in node.name:
+                    int(node.meta["val"].shape[1])
+            return PassResult(graph_module, False)
+
+    install_recipe("acme", Recipe(name="acme", partitioners=list, passes=lambda: [Fixing()]))
+    model = Several(layer=nn.Linear(6, 6))
+    with pytest.raises(ExportError, match=r"fixed sizes of inputs_embeds to those of the sample"):
+        ExecutorchExporter().export(model, *tokens((1, 5)), ExecutorchConfig(dynamic=True, backend="acme"))
