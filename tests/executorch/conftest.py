@@ -14,12 +14,6 @@ from polyport import ExportedModel
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # ExecuTorch reads its own schemas so, with a line of the standard library as the culprit
-    line = r"ignore:(read|open)_(text|binary) is deprecated:DeprecationWarning"
-    config.addinivalue_line("filterwarnings", line)
-
-
 @pytest.fixture(scope="session")
 def exported(tiny_bert: Any, token_ids: Any) -> ExportedModel:
     return ExecutorchExporter().export(tiny_bert, token_ids(1, 5), ExecutorchConfig(dynamic=True))
