@@ -149,6 +149,21 @@ def test_counts() -> None:
     check(model, *tokens(*SHAPES, (8, 60)), atol=0, rtol=0)
 
 
+def test_buckets() -> None:
+    """Between which borders numbers lie, with numbers that are borders."""
+    borders = torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])
+
+    def halves(x: Tensor) -> Tensor:
+        return (x * 4).round() / 4
+
+    model = Several(
+        left=lambda x: torch.bucketize(halves(x), borders),
+        right=lambda x: torch.bucketize(halves(x), borders, right=True),
+        narrow=lambda x: torch.bucketize(x, borders, out_int32=True),
+    )
+    check(model, *tokens(*SHAPES), atol=0, rtol=0)
+
+
 # ── experts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

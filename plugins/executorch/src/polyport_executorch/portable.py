@@ -154,6 +154,19 @@ def _histogram(b: Builder, node: Node) -> Node | None:
     return b.op(aten.sum.dim_IntList, b.op(aten._to_copy.default, same, dtype=traced(node).dtype), [0])
 
 
+def _buckets(b: Builder, node: Node) -> Node:
+    """How many borders lie below each number."""
+    given = arguments(node)
+    below = aten.le.Tensor if given["right"] else aten.lt.Tensor
+    lower = b.op(below, given["boundaries"], b.op(aten.unsqueeze.default, given["self"], -1))
+    return b.op(
+        aten.sum.dim_IntList,
+        b.op(aten._to_copy.default, lower, dtype=traced(node).dtype),
+        [-1],
+        dtype=traced(node).dtype,
+    )
+
+
 def _sort(b: Builder, node: Node) -> Node | None:
     """As many of the largest as there are."""
     given = arguments(node)
@@ -184,6 +197,7 @@ _RULES: dict[str, Callable[[Builder, Node], Node | None]] = {
     "aten.empty.memory_format": _empty,
     "aten.empty_like.default": _empty,
     "aten.new_empty.default": _empty,
+    "aten.bucketize.Tensor": _buckets,
     "aten.histc.default": _histogram,
     "aten.argsort.default": _sort,
     "aten.argsort.stable": _sort,
