@@ -13,6 +13,8 @@ from transformers import StaticCache
 from polyport import ExportedModel
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 
+sys.path.insert(0, str(Path(__file__).parent))  # for what the test modules share
+
 
 @pytest.fixture(scope="session")
 def exported(tiny_bert: Any, token_ids: Any) -> ExportedModel:

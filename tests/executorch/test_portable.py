@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers.integrations.moe  # registers its operators  # noqa: F401
+from several import Several, images, noise
+from several import tokens as tokens_of
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,42 +27,15 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import zoo  # noqa: E402
 
+tokens = functools.partial(tokens_of, width=6)
 DYNAMIC = ExecutorchConfig(dynamic=True)
 BATCH = Dim("batch", min=1, max=8)
-
-
-class Several(PreTrainedModel):
-    """Modules and functions that all take the same tensor: what each makes of it, by name."""
-
-    config_class = PreTrainedConfig
-
-    def __init__(self, **parts: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(PreTrainedConfig())
-        self.layers = nn.ModuleDict(
-            {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-        )
-        self.functions = {name: part for name, part in parts.items() if name not in self.layers}
-        self.post_init()
-        self.eval()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """They come as they are."""
-
-    def forward(
-        self, inputs_embeds: Tensor | None = None, pixel_values: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        x: Any = pixel_values if inputs_embeds is None else inputs_embeds
-        return {name: part(x) for name, part in (*self.layers.items(), *self.functions.items())}
 
 
 def open_axes(**axes: Dim) -> ExecutorchConfig:
     """Images whose axes of these numbers (`axis_0`) vary."""
     shapes = {"pixel_values": {int(name.removeprefix("axis_")): dim for name, dim in axes.items()}}
     return ExecutorchConfig(dynamic_shapes=shapes)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def check(
@@ -84,15 +60,6 @@ def assert_same(
     with torch.no_grad():
         expected = model(**given)
     torch.testing.assert_close(dict(exported(**given)), dict(expected), atol=atol, rtol=rtol)
-
-
-def tokens(*shapes: tuple[int, ...], width: int = 6) -> list[dict[str, Any]]:
-    """Inputs of some batches and lengths."""
-    return [{"inputs_embeds": noise(*shape, width, seed=sum(shape))} for shape in shapes]
-
-
-def images(*shapes: tuple[int, ...]) -> list[dict[str, Any]]:
-    return [{"pixel_values": noise(*shape, seed=sum(shape))} for shape in shapes]
 
 
 SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))

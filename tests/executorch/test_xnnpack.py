@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from several import Several, images, noise
+from several import tokens as tokens_of
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.functional import scaled_dot_product_attention as attention
@@ -21,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import zoo  # noqa: E402
 
+tokens = functools.partial(tokens_of, width=32)
 DYNAMIC = ExecutorchConfig(dynamic=True)
 ROWS = ExecutorchConfig(dynamic_shapes={"pixel_values": {0: Dim("batch", min=1, max=8)}})
 SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))
@@ -28,47 +32,10 @@ SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))
 Report = dict[str, Any]
 
 
-class Several(PreTrainedModel):
-    """Modules and functions that all take the same tensor: what each makes of it, by name."""
-
-    config_class = PreTrainedConfig
-
-    def __init__(self, **parts: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(PreTrainedConfig())
-        self.layers = nn.ModuleDict(
-            {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-        )
-        self.functions = {name: part for name, part in parts.items() if name not in self.layers}
-        self.post_init()
-        self.eval()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """They come as they are."""
-
-    def forward(
-        self, inputs_embeds: Tensor | None = None, pixel_values: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        x: Any = pixel_values if inputs_embeds is None else inputs_embeds
-        return {name: part(x) for name, part in (*self.layers.items(), *self.functions.items())}
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Layers have the same weights on each run."""
     torch.manual_seed(0)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def tokens(*shapes: tuple[int, ...], width: int = 32) -> list[dict[str, Any]]:
-    """Inputs of some batches and lengths."""
-    return [{"inputs_embeds": noise(*shape, width, seed=sum(shape))} for shape in shapes]
-
-
-def images(*shapes: tuple[int, ...]) -> list[dict[str, Any]]:
-    return [{"pixel_values": noise(*shape, seed=sum(shape))} for shape in shapes]
 
 
 def check(

@@ -1,0 +1,47 @@
+"""Small models that the tests of operators share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class Several(PreTrainedModel):
+    """Modules and functions that all take the same tensor: what each makes of it, by name."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self, **parts: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(PreTrainedConfig())
+        self.layers = nn.ModuleDict(
+            {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+        )
+        self.functions = {name: part for name, part in parts.items() if name not in self.layers}
+        self.post_init()
+        self.eval()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """They come as they are."""
+
+    def forward(
+        self, inputs_embeds: Tensor | None = None, pixel_values: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        x: Any = pixel_values if inputs_embeds is None else inputs_embeds
+        return {name: part(x) for name, part in (*self.layers.items(), *self.functions.items())}
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(*shapes: tuple[int, ...], width: int) -> list[dict[str, Any]]:
+    """Inputs of some batches and lengths."""
+    return [{"inputs_embeds": noise(*shape, width, seed=sum(shape))} for shape in shapes]
+
+
+def images(*shapes: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [{"pixel_values": noise(*shape, seed=sum(shape))} for shape in shapes]
