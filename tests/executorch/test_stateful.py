@@ -17,7 +17,8 @@ from polyport import ExportedModel
 from polyport.errors import ArtifactError, ConfigError, InputError
 from polyport.held import HeldTensor
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
-from polyport_executorch.kept import KEPT, STATE
+from polyport_executorch.kept import KEPT
+from polyport_executorch.methods import STATE
 
 SAMPLE = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}

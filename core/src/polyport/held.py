@@ -132,6 +132,28 @@ class HeldTensor(torch.Tensor):
         return self.read().tolist()
 
 
+def left_by(runner: Any, tensors: Sequence[Any]) -> tuple[Any, torch.Tensor | None] | None:
+    """What keeps some tensors and the order of their rows, where they are, in order, all that one step of a runner has left.
+
+    Args:
+        runner: The runner.
+        tensors: Inputs of a call.
+
+    Returns:
+        Their keeper, and the rows (see `HeldTensor`); None where they are of another origin, or not of one step and order.
+    """
+    first = tensors[0]
+    if not isinstance(first, HeldTensor) or first.keeper.runner is not runner:
+        return None
+    keeper, rows = first.keeper, first.rows
+    for key, one in enumerate(tensors):
+        if not isinstance(one, HeldTensor) or one.keeper is not keeper or one.key != key:
+            return None
+        if one.rows is not rows and (one.rows is None or rows is None or not torch.equal(one.rows, rows)):
+            return None
+    return keeper, rows
+
+
 def plain_tensor(value: Any) -> Any:
     """The content of a held tensor; anything else as it is."""
     return value.read() if isinstance(value, HeldTensor) else value

@@ -94,23 +94,24 @@ class Builder:
     def constant(self, key: Any, make: Callable[[], torch.Tensor]) -> Node:
         """A tensor that the program brings; the same for equal keys."""
         if key not in self._known:
-            node, tensor = self.buffer(f"c_polyport_{len(self.constants)}", make())
+            tensor = make()
+            node = self.buffer(f"c_polyport_{len(self.constants)}", tensor)
             self.constants[node] = tensor
             self._known[key] = node
         return self._known[key]
 
-    def buffer(self, name: str, content: torch.Tensor) -> tuple[Node, torch.Tensor]:
-        """A placeholder before all others, and the tensor that it stands for.
+    def buffer(self, name: str, content: torch.Tensor) -> Node:
+        """A placeholder before all others.
 
         Args:
             name: Of the placeholder.
-            content: The tensor.
+            content: The tensor that it stands for.
         """
         with self.graph.inserting_before(self._first):
             node = self.graph.placeholder(name)
         mode = self._mode
         node.meta["val"] = content if mode is None else mode.from_tensor(content, static_shapes=True)
-        return node, content
+        return node
 
     def fake(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A tensor as the tracer has them, without memory.

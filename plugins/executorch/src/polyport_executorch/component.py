@@ -7,11 +7,11 @@ import attrs
 from polyport.capture import tensor_leaves
 from polyport.errors import ExportError, PolyportError
 from polyport.pipeline import ExportedComponent, TracedProgram
-from polyport_dynamo.lowering import Leaves, signature
+from polyport_dynamo.lowering import signature
 from polyport_executorch import bounds, delegation
 from polyport_executorch.config import ExecutorchConfig
 from polyport_executorch.kept import KEPT
-from polyport_executorch.lowering import Lowered, lower_program
+from polyport_executorch.lowering import lower_program
 from polyport_executorch.recipes import check_call, find_recipe, static_cache_refused
 from polyport_executorch.runner import ProgramRunner, try_out
 from polyport_executorch.stateful_runner import StatefulRunner
@@ -60,21 +60,11 @@ def to_component(traced: TracedProgram, config: ExecutorchConfig) -> ExportedCom
         ) from error
     if lowered.leaves.in_place and not recipe.static_caches:
         raise static_cache_refused(config.backend)
-    recorded = delegation.recorded(lowered, _without_kept(lowered).recorded(metadata))
+    recorded = delegation.recorded(lowered, lowered.leaves.without(lowered.kept).recorded(metadata))
     if lowered.kept:
         recorded = attrs.evolve(recorded, backend={**recorded.backend, KEPT: list(lowered.kept)})
     try_out(lowered.manager, recorded, sample, StatefulRunner if lowered.kept else ProgramRunner)
     return ExportedComponent(program=lowered.manager, metadata=recorded)
-
-
-def _without_kept(lowered: Lowered) -> Leaves:
-    """The leaves of a program less what only it sees."""
-    leaves, kept = lowered.leaves, lowered.kept
-    return attrs.evolve(
-        leaves,
-        in_place=tuple(name for name in leaves.in_place if name not in kept),
-        passed_through={name: source for name, source in leaves.passed_through.items() if name not in kept},
-    )
 
 
 def _reason(error: BaseException) -> str:

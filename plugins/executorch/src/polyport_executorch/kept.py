@@ -7,9 +7,6 @@ from polyport.metadata import ExportMetadata, TensorInfo
 from polyport_dynamo.lowering.caches import kept_leaves
 from polyport_executorch.bounds import total
 
-#: Name of the method that gives out the buffers.
-STATE = "state"
-
 #: Key of `ExportMetadata.backend`: the leaves that are kept.
 KEPT = "kept"
 

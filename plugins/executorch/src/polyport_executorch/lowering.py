@@ -17,16 +17,13 @@ from polyport_executorch import portable
 from polyport_executorch.bounds import narrowed
 from polyport_executorch.building import Builder
 from polyport_executorch.config import ExecutorchConfig
-from polyport_executorch.kept import STATE
+from polyport_executorch.methods import METHOD, STATE
 from polyport_executorch.portable import given_to, is_copy
 from polyport_executorch.programs import contents, functional
 from polyport_executorch.recipes import Recipe
 from polyport_executorch.stateful import make_stateful, state_program
 
 Node = torch.fx.Node
-
-#: The method that computes.
-METHOD = "forward"
 
 
 @attrs.frozen(eq=False)

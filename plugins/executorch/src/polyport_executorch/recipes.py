@@ -11,6 +11,7 @@ import attrs
 
 from polyport import discovery
 from polyport.errors import ConfigError
+from polyport_executorch.methods import METHOD
 
 if TYPE_CHECKING:
     from polyport_executorch.building import Builder
@@ -158,7 +159,7 @@ def _cuda() -> Sequence[Any]:
     from executorch.backends.cuda.cuda_backend import CudaBackend
     from executorch.backends.cuda.cuda_partitioner import CudaPartitioner
 
-    return [CudaPartitioner([CudaBackend.generate_method_name_compile_spec("forward")])]
+    return [CudaPartitioner([CudaBackend.generate_method_name_compile_spec(METHOD)])]
 
 
 _OURS: Mapping[str, Recipe] = {

@@ -17,11 +17,9 @@ from polyport.metadata import ExportMetadata
 from polyport.pipeline import Runner, RunRequest
 from polyport_dynamo.lowering import Leaves
 from polyport_executorch.artifact import in_memory
+from polyport_executorch.methods import METHOD
 
 logger = logging.getLogger(__name__)
-
-#: The method that computes.
-METHOD = "forward"
 
 #: What the runtime prints of a call that failed: its operator, and what the kernel says of it.
 _CALL = re.compile(r"KernelCall failed at instruction \S+ in operator (\w+::\w+(?:\.\w+)?)")

@@ -200,7 +200,8 @@ class _Writer:
         """A table: the places of the first head of the first row, then those of the next."""
         b, inner = self._b, cache.largest[axis + 1 :]
         table = (math.prod(cache.largest[: axis + 1]), *inner)
-        buffer, content = b.buffer(name, torch.zeros(table, dtype=traced(cache.before).dtype))
+        content = torch.zeros(table, dtype=traced(cache.before).dtype)
+        buffer = b.buffer(name, content)
         sizes = [self._size(size) for size in dims(new)[:axis]]
         past, step = self._size(dims(cache.before)[axis]), self._size(dims(new)[axis])
         with b.graph.inserting_before(self._first):
@@ -225,7 +226,8 @@ class _Writer:
     def _fixed(self, name: str, cache: _Cache) -> Buffer:
         """A state of one size: the first rows are those of the batch."""
         b = self._b
-        buffer, content = b.buffer(name, torch.zeros(cache.largest, dtype=traced(cache.before).dtype))
+        content = torch.zeros(cache.largest, dtype=traced(cache.before).dtype)
+        buffer = b.buffer(name, content)
         batch = self._size(dims(cache.before)[0])
         with b.graph.inserting_before(self._first):
             rows = b.op(aten.arange.default, batch)

@@ -11,11 +11,12 @@ import attrs
 import torch
 
 from polyport.errors import ArtifactError, InputError
-from polyport.held import HeldTensor, plain_tensor
+from polyport.held import HeldTensor, left_by, plain_tensor
 from polyport.metadata import ExportMetadata, TensorInfo
 from polyport.pipeline import RunRequest
 from polyport_dynamo.lowering.caches import KeptCaches
-from polyport_executorch.kept import STATE, kept_leaves_of, table_of
+from polyport_executorch.kept import kept_leaves_of, table_of
+from polyport_executorch.methods import STATE
 from polyport_executorch.runner import ProgramRunner
 
 
@@ -148,15 +149,12 @@ class StatefulRunner:
 
     def _continues(self, given: Sequence[Any]) -> bool:
         """Whether all caches of a call are what the last step has left; their rows are then in order."""
-        first = given[0]
-        kept: Any = first.keeper if isinstance(first, HeldTensor) else None
-        if kept is None or kept.runner is not self or kept.step != self.step or kept.saved is not None:
+        left = left_by(self, given)
+        if left is None:
             return False
-        rows = first.rows
-        for key, one in enumerate(given):
-            same = isinstance(one, HeldTensor) and one.keeper is kept and one.key == key
-            if not same or (one.rows is not rows and not _equal(one.rows, rows)):
-                return False
+        kept, rows = left
+        if kept.step != self.step or kept.saved is not None:
+            return False
         if rows is not None:
             if len(rows) > self._tables[0].shape[0]:
                 return False
@@ -184,7 +182,3 @@ class StatefulRunner:
         if len(self._lengths) < length:
             self._lengths = torch.zeros(2 * length, dtype=torch.int64)
         return [self._lengths[:length]]
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)

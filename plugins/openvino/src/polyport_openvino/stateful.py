@@ -72,12 +72,7 @@ def make_stateful(lowered: Lowered, metadata: ExportMetadata) -> ExportMetadata:
     model.add_parameters([beam_idx])
     model.add_sinks(sinks)
     model.validate_nodes_and_infer_types()
-    rest = attrs.evolve(
-        leaves,
-        in_place=tuple(name for name in leaves.in_place if name not in names),
-        passed_through={name: source for name, source in leaves.passed_through.items() if name not in names},
-    )
-    recorded = rest.recorded(metadata)
+    recorded = leaves.without(names).recorded(metadata)
     return attrs.evolve(recorded, backend={**recorded.backend, VARIABLES: list(names)})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from polyport.errors import ArtifactError, InputError
-from polyport.held import HeldTensor, plain_tensor
+from polyport.held import HeldTensor, left_by, plain_tensor
 from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering.caches import KeptCaches
 from polyport_openvino.buffers import to_openvino, to_torch
@@ -131,20 +131,13 @@ class States:
 
     def _continued(self, runner: Any, given: Sequence[Any]) -> tuple[Lease, torch.Tensor] | None:
         """The lease and the rows, where all caches of a call are as one step of it has left them."""
-        first = given[0]
-        if not isinstance(first, HeldTensor) or first.keeper.runner is not runner:
+        left = left_by(runner, given)
+        if left is None:
             return None
-        kept: Any = first.keeper
+        kept, rows = left
         lease: Lease = kept.lease
-        rows, count = first.rows, kept.shapes[0][0]
-        together = all(
-            isinstance(one, HeldTensor)
-            and one.keeper is kept
-            and one.key == key
-            and (one.rows is rows or _equal(one.rows, rows))
-            for key, one in enumerate(given)
-        )
-        if not together or (rows is not None and len(rows) != count):
+        count = kept.shapes[0][0]
+        if rows is not None and len(rows) != count:
             return None
         lease.lock.acquire()
         if lease.step != kept.step:
@@ -175,7 +168,3 @@ class States:
         if rows not in self._orders:
             self._orders[rows] = torch.arange(rows, dtype=torch.int32)
         return self._orders[rows]
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)

@@ -6,7 +6,7 @@ that is written to where it lies, a cache that is only read and comes back, a ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -54,6 +54,20 @@ class Leaves:
         ):
             raise _damaged(PASSED_THROUGH, passed)
         return cls(inputs=inputs, outputs=outputs, in_place=in_place, passed_through=passed)
+
+    def without(self, names: Collection[str]) -> Leaves:
+        """The leaves of a program that keeps some of them to itself between calls.
+
+        Args:
+            names: Those that it keeps; they stay inputs and outputs of the model.
+        """
+        return attrs.evolve(
+            self,
+            in_place=tuple(name for name in self.in_place if name not in names),
+            passed_through={
+                name: source for name, source in self.passed_through.items() if name not in names
+            },
+        )
 
     def recorded(self, metadata: ExportMetadata) -> ExportMetadata:
         """A record with what it says of them."""
