@@ -85,7 +85,7 @@ def test_backend_is_asked_before_its_base_and_core(backend: Callable[..., str]) 
     backend("base")
     more = "@hookimpl\ndef polyport_load(files, metadata, trust): return 'top loads'\n"
     session = Session(backend("top", builds_on="('base',)", more=more))
-    assert session.load([], ExportMetadata(), False) == "top loads"
+    assert session.load("model", [], ExportMetadata(), False) == "top loads"
     # what the backend doesn't implement comes from what it builds on
     assert session._manager.hook.polyport_trace(call=None, config=None) == "base traces"
     assert session.backend.format == "top"
@@ -96,7 +96,7 @@ def test_two_that_build_on_the_same(backend: Callable[..., str]) -> None:
     backend("base")
     backend("middle", builds_on="('base',)")
     session = Session(backend("top", builds_on="('middle', 'base')", more=""))
-    assert session.load([], ExportMetadata(), False) == "middle loads"
+    assert session.load("model", [], ExportMetadata(), False) == "middle loads"
 
 
 def test_circle(backend: Callable[..., str]) -> None:
@@ -306,7 +306,8 @@ def test_wrappers_nest_in_order_of_their_names(backend: Callable[..., str], inst
     for name in ("beta", "alpha"):
         _extension(install, name)
     steps: list[Any] = []
-    assert Session(backend()).load(steps, ExportMetadata(), False) == "toy loads, through alpha, through beta"
+    loaded = Session(backend()).load("model", steps, ExportMetadata(), False)
+    assert loaded == "toy loads, through alpha, through beta"
     assert steps == ["beta in", "alpha in", "alpha out", "beta out"]
 
 
@@ -320,7 +321,7 @@ def test_callers_plugins_go_outermost(backend: Callable[..., str], install: Inst
             return f"({result}), mine"
 
     session = Session(backend(), [Mine()])
-    assert session.load([], ExportMetadata(), False) == "(toy loads, through alpha), mine"
+    assert session.load("model", [], ExportMetadata(), False) == "(toy loads, through alpha), mine"
 
 
 def test_extensions_may_share_names(backend: Callable[..., str], install: Install) -> None:
@@ -329,7 +330,7 @@ def test_extensions_may_share_names(backend: Callable[..., str], install: Instal
     _extension(install, "polyport")
     _extension(install, "same", distribution="dist-one")
     _extension(install, "same", distribution="dist-two")
-    assert Session(backend()).load([], ExportMetadata(), False).count("through") == 4
+    assert Session(backend()).load("model", [], ExportMetadata(), False).count("through") == 4
 
 
 def test_broken_extension_is_named(backend: Callable[..., str], install: Install) -> None:

@@ -167,13 +167,14 @@ def polyport_save(
 
 
 @hookspec(firstresult=True)
-def polyport_load(files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> Any:
+def polyport_load(name: str, files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> Any:
     """Read a program back.
 
     Called after core has checked names, sizes and hashes. Must not write beside the files (they may be read-only and
     may be symbolic links into a cache), and must not run code from them.
 
     Args:
+        name: The component's name, as it was saved.
         files: The component's files, the program file first.
         metadata: The record of the component.
         trust: Whether the user trusts the export enough to read pickled content.

@@ -179,9 +179,9 @@ class Session:
                 )
         return {name: tuple(names) for name, names in files.items()}
 
-    def load(self, files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> Any:
+    def load(self, name: str, files: Sequence[Path], metadata: ExportMetadata, trust: bool) -> Any:
         """See `polyport_load`."""
-        program = self._manager.hook.polyport_load(files=files, metadata=metadata, trust=trust)
+        program = self._manager.hook.polyport_load(name=name, files=files, metadata=metadata, trust=trust)
         return self._checked(program, object, "polyport_load")
 
     def run(self, component: ExportedComponent, request: RunRequest) -> Runner:

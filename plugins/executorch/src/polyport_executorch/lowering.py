@@ -22,6 +22,7 @@ from polyport_executorch.portable import given_to, is_copy
 from polyport_executorch.programs import contents, functional
 from polyport_executorch.recipes import Recipe
 from polyport_executorch.stateful import make_stateful, state_program
+from polyport_executorch.weights import file_options
 
 Node = torch.fx.Node
 
@@ -176,6 +177,6 @@ def _backend_config(config: ExecutorchConfig, *, shared: bool) -> Any:
             alloc_mutable_buffers=config.alloc_mutable_buffers,
             share_mutable_buffers=shared,
         ),
-        extract_delegate_segments=True,
         run_reinplace_pass=shared,
+        **file_options(),
     )

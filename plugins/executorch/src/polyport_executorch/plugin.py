@@ -64,10 +64,10 @@ def polyport_save(
 
 
 @hookimpl
-def polyport_load(files: Sequence[Path]) -> Program:
+def polyport_load(name: str, files: Sequence[Path]) -> Program:
     from polyport_executorch.artifact import load_program
 
-    return load_program(files[0])
+    return load_program(files[0], name)
 
 
 @hookimpl

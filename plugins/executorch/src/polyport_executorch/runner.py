@@ -16,7 +16,7 @@ from polyport.errors import ArtifactError, ExportError, InputError, PolyportErro
 from polyport.metadata import ExportMetadata
 from polyport.pipeline import Runner, RunRequest
 from polyport_dynamo.lowering import Leaves
-from polyport_executorch.artifact import in_memory
+from polyport_executorch.artifact import LoadedProgram, in_memory
 from polyport_executorch.methods import METHOD
 
 logger = logging.getLogger(__name__)
@@ -74,11 +74,13 @@ class ProgramRunner:
         """A method of the program. All have one memory.
 
         Args:
-            method: Its name.
+            method: Its name in a file of its own.
 
         Raises:
             ArtifactError: There is none, or it can't be loaded.
         """
+        if isinstance(self._program, LoadedProgram):
+            method = self._program.own(method)
         if method not in self._program.method_names:
             raise ArtifactError(f"The program has no method {method!r}.", stage="load", backend="executorch")
         try:
