@@ -65,3 +65,58 @@ def token_ids() -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+@pytest.fixture(scope="session")
+def static_step() -> Callable[..., dict[str, Any]]:
+    """A call of the llama with a cache of a fixed size, with different tokens for each place."""
+
+    def make(cache: Any, past: int, batch: int, query: int) -> dict[str, Any]:
+        positions = torch.arange(past, past + query)
+        mask = (torch.arange(24) <= positions[:, None]).expand(batch, 1, query, 24)
+        ids = (7 * torch.arange(batch)[:, None] + 5 * positions) % 63 + 1
+        return {
+            "input_ids": ids, "attention_mask": mask, "position_ids": positions.repeat(batch, 1), "cache": cache,
+            "use_cache": True,
+        }  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def static_cache(tiny_llama: Any) -> Callable[[int], Any]:
+    from transformers import StaticCache
+
+    def make(batch: int) -> StaticCache:
+        cache = StaticCache(config=tiny_llama.config, max_cache_len=24)
+        cache.early_initialization(
+            batch_size=batch, num_heads=2, head_dim=8, dtype=torch.float32, device=torch.device("cpu")
+        )
+        return cache
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def check_static_cache(
+    tiny_llama: Any, static_cache: Callable[[int], Any], static_step: Callable[..., dict[str, Any]]
+) -> Callable[[Any], None]:
+    """Check that eager with one cache and an export with another compute the same and leave the same behind, where it lies."""
+
+    def check(exported: Any) -> None:
+        for batch in (1, 3):
+            theirs, ours = static_cache(batch), static_cache(batch)
+            places = [layer.keys.data_ptr() for layer in ours.layers]
+            past = 0
+            for query in (5, 1, 1):
+                with torch.no_grad():
+                    expected = tiny_llama(**static_step(theirs, past, batch, query))
+                got = exported(**static_step(ours, past, batch, query))
+                past += query
+                torch.testing.assert_close(got.logits, expected.logits, atol=1e-5, rtol=1e-5)
+                for mine, other in zip(ours.layers, theirs.layers, strict=True):
+                    torch.testing.assert_close(mine.keys, other.keys, atol=1e-5, rtol=1e-5)
+                    torch.testing.assert_close(mine.values, other.values, atol=1e-5, rtol=1e-5)
+            assert [layer.keys.data_ptr() for layer in ours.layers] == places
+
+    return check

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StaticCache
 
 from polyport import ExportedModel
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
@@ -70,31 +69,3 @@ def install_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
     yield install
     sys.modules.pop("acme_recipes", None)
-
-
-@pytest.fixture(scope="session")
-def static_step() -> Callable[..., dict[str, Any]]:
-    """A call of the llama with a cache of a fixed size, with different tokens for each place."""
-
-    def make(cache: Any, past: int, batch: int, query: int) -> dict[str, Any]:
-        positions = torch.arange(past, past + query)
-        mask = (torch.arange(24) <= positions[:, None]).expand(batch, 1, query, 24)
-        ids = (7 * torch.arange(batch)[:, None] + 5 * positions) % 63 + 1
-        return {
-            "input_ids": ids, "attention_mask": mask, "position_ids": positions.repeat(batch, 1), "cache": cache,
-            "use_cache": True,
-        }  # fmt: skip
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def static_cache(tiny_llama: Any) -> Callable[[int], StaticCache]:
-    def make(batch: int) -> StaticCache:
-        cache = StaticCache(config=tiny_llama.config, max_cache_len=24)
-        cache.early_initialization(
-            batch_size=batch, num_heads=2, head_dim=8, dtype=torch.float32, device=torch.device("cpu")
-        )
-        return cache
-
-    return make

@@ -9,6 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from polyport import ExportedModel
+from polyport_executorch import ExecutorchConfig, ExecutorchExporter
+from polyport_executorch.delegation import REPORT
+
+DYNAMIC = ExecutorchConfig(dynamic=True)
+SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))
+
+Report = dict[str, Any]
+
 
 class Several(PreTrainedModel):
     """Modules and functions that all take the same tensor: what each makes of it, by name."""
@@ -45,3 +54,36 @@ def tokens(*shapes: tuple[int, ...], width: int) -> list[dict[str, Any]]:
 
 def images(*shapes: tuple[int, ...]) -> list[dict[str, Any]]:
     return [{"pixel_values": noise(*shape, seed=sum(shape))} for shape in shapes]
+
+
+def check(
+    model: Any,
+    sample: dict[str, Any],
+    *others: dict[str, Any],
+    config: ExecutorchConfig = DYNAMIC,
+    atol: float,
+    rtol: float,
+) -> tuple[Report, Report]:
+    """Export with one sample and compare with eager at all of them.
+
+    Returns:
+        What XNNPACK computes, and what is left to ExecuTorch's own kernels: operator -> how many.
+    """
+    exported = ExecutorchExporter().export(model, sample, config)
+    for given in (sample, *others):
+        assert_same(exported, model, given, atol=atol, rtol=rtol)
+    report: Any = exported["model"].metadata.backend[REPORT]
+    return report["delegated"].get("XnnpackBackend", {}), report["portable"]
+
+
+def assert_same(
+    exported: ExportedModel, model: Any, given: dict[str, Any], *, atol: float, rtol: float
+) -> None:
+    with torch.no_grad():
+        expected = model(**given)
+    torch.testing.assert_close(dict(exported(**given)), dict(expected), atol=atol, rtol=rtol)
+
+
+def kernels(left: Report, *names: str) -> list[str]:
+    """The kernels that have one of some names in theirs."""
+    return [kernel for kernel in left if any(name in kernel for name in names)]

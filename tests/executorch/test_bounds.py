@@ -16,12 +16,13 @@ import polyport
 from polyport import ExportedModel
 from polyport.assembly import Pipeline
 from polyport.errors import ConfigError, ExportError, InputError
-from polyport.metadata import AxisRange, ExportMetadata
+from polyport.metadata import AxisRange, ExportMetadata, TensorInfo
 from polyport.pipeline import ExportedComponent
 from polyport.session import Session
 from polyport_dynamo import DynamoConfig
+from polyport_dynamo.lowering.facts import symbolic
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
-from polyport_executorch.bounds import _solved, bounded, total
+from polyport_executorch.bounds import _solved, bounded, narrowed, total
 
 
 def record(**axes: AxisRange) -> ExportMetadata:
@@ -388,3 +389,26 @@ def test_limits_of_one_lowering_do_not_bind_the_next(
     again = lower(pipeline)
     assert again["model"].metadata.axes == {"batch": AxisRange(1, 8), "sequence": AxisRange(1, 48)}
     assert_like_eager(small, again, token_ids(8, 48))
+
+
+class _Times(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sum() * y.sum()
+
+
+def test_what_a_lowering_finds_out_about_sizes_above_the_limits() -> None:
+    """It decides by the sizes that were traced with, and a size outside of the limits contradicts whatever it finds out."""
+    free = {name: {1: Dim(f"of_{name}", min=1, max=500)} for name in "xy"}
+    program = torch.export.export(_Times(), (torch.ones(1, 131), torch.ones(1, 211)), dynamic_shapes=free)
+    inputs = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
+    one, other = (inputs[name].shape[1] for name in "xy")
+    env = one.node.shape_env
+    before = dict(env.backed_var_to_val)
+    info = tuple(TensorInfo(name, "float32", (1, f"of_{name}")) for name in "xy")
+    limited = record(of_x=AxisRange(1, 40), of_y=AxisRange(1, 40))
+    with narrowed(attrs.evolve(limited, inputs=info), inputs):
+        for size in (one, other):
+            assert bool(size - 1 > 1)  # so it is 3 or more
+            assert 3 <= env.backed_var_to_val[symbolic(size)] <= 40
+        assert env.backed_var_to_val[symbolic(one)] != env.backed_var_to_val[symbolic(other)]
+    assert env.backed_var_to_val == before

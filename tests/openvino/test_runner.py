@@ -16,7 +16,6 @@ import openvino.opset15 as opset
 import pytest
 import torch
 from openvino_graphs import TYPES, graph, infos, runner
-from transformers import StaticCache
 
 from polyport import ExportedModel
 from polyport.errors import ArtifactError, ExportError, InputError
@@ -281,45 +280,15 @@ def test_changed_input_takes_the_content_of_another() -> None:
     assert a.tolist() == b.tolist() == [0, 1, 2]
 
 
-def _static_cache(model: Any, batch: int) -> StaticCache:
-    cache = StaticCache(config=model.config, max_cache_len=24)
-    cache.early_initialization(
-        batch_size=batch, num_heads=2, head_dim=8, dtype=torch.float32, device=torch.device("cpu")
-    )
-    return cache
-
-
-def _step(cache: StaticCache, past: int, batch: int, query: int) -> dict[str, Any]:
-    positions = torch.arange(past, past + query)
-    mask = (torch.arange(24) <= positions[:, None]).expand(batch, 1, query, 24)
-    ids = (7 * torch.arange(batch)[:, None] + 5 * positions) % 63 + 1
-    return {
-        "input_ids": ids, "attention_mask": mask, "position_ids": positions.repeat(batch, 1), "cache": cache,
-        "use_cache": True,
-    }  # fmt: skip
-
-
-def test_static_cache_of_a_model(tiny_llama: Any, tmp_path: Path) -> None:
-    """Eager with one cache and the export with another compute the same and leave the same behind."""
+def test_static_cache_of_a_model(
+    tiny_llama: Any, static_cache: Any, static_step: Any, check_static_cache: Any, tmp_path: Path
+) -> None:
     export = OpenVINOExporter().export(
-        tiny_llama, _step(_static_cache(tiny_llama, 2), 0, 2, 3), OpenVINOConfig(dynamic=True)
+        tiny_llama, static_step(static_cache(2), 0, 2, 3), OpenVINOConfig(dynamic=True)
     )
     export.save_pretrained(tmp_path / "out")
-    for source in (export, ExportedModel.from_pretrained(tmp_path / "out")):
-        for batch in (1, 3):
-            theirs, ours = _static_cache(tiny_llama, batch), _static_cache(tiny_llama, batch)
-            places = [layer.keys.data_ptr() for layer in ours.layers]
-            past = 0
-            for query in (5, 1, 1):
-                with torch.no_grad():
-                    expected = tiny_llama(**_step(theirs, past, batch, query))
-                got = source(**_step(ours, past, batch, query))
-                past += query
-                torch.testing.assert_close(got.logits, expected.logits, atol=1e-5, rtol=1e-5)
-                for mine, other in zip(ours.layers, theirs.layers, strict=True):
-                    torch.testing.assert_close(mine.keys, other.keys, atol=1e-5, rtol=1e-5)
-                    torch.testing.assert_close(mine.values, other.values, atol=1e-5, rtol=1e-5)
-            assert [layer.keys.data_ptr() for layer in ours.layers] == places
+    check_static_cache(export)
+    check_static_cache(ExportedModel.from_pretrained(tmp_path / "out"))
 
 
 # ── ports ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+import sympy
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -164,6 +165,7 @@ def narrowed(metadata: ExportMetadata, inputs: Mapping[str, Any]) -> Iterator[di
         yield largest
         return
     ranges, replacements, frozen = dict(env.var_to_range), dict(env.replacements), env.frozen
+    traced = dict(env.backed_var_to_val)
     try:
         env.frozen = False
         _unite(metadata, inputs)  # first: the sizes that were traced with may be above the limits
@@ -172,13 +174,37 @@ def narrowed(metadata: ExportMetadata, inputs: Mapping[str, Any]) -> Iterator[di
             if span is not None:
                 # the tracer takes sizes to be 2 or more, and one that can only be 2 to be fixed
                 env.var_to_range[symbol] = ValueRanges(min(span.lower, 2), max(limit, 3))
+        _remember_smaller(env.backed_var_to_val, largest)
         yield largest
     finally:
         env.frozen = frozen
-        for kept, before in ((env.var_to_range, ranges), (env.replacements, replacements)):
+        for kept, before in (
+            (env.var_to_range, ranges),
+            (env.replacements, replacements),
+            (env.backed_var_to_val, traced),
+        ):
             kept.clear()
             kept.update(before)
         env._update_version_counter()
+
+
+def _remember_smaller(traced: dict[Any, Any], largest: Mapping[Any, int]) -> None:
+    """Let the tracer remember sizes within the limits, where it has traced with others: it decides by them.
+
+    Different primes, as when it traced: what is true of one size by chance is not true of all.
+
+    Args:
+        traced: Symbol -> the size that was traced with; changed.
+        largest: Symbol -> its largest value.
+    """
+    above = [symbol for symbol, limit in largest.items() if symbol in traced and traced[symbol] > limit]
+    taken = {int(size) for symbol, size in traced.items() if symbol not in above}
+    for symbol in above:
+        size = sympy.prevprime(max(largest[symbol], 2) + 1)
+        while size in taken and size > 2:
+            size = sympy.prevprime(size)
+        taken.add(size)
+        traced[symbol] = sympy.Integer(size)
 
 
 def _unite(metadata: ExportMetadata, inputs: Mapping[str, Any]) -> None:

@@ -138,9 +138,9 @@ class _Layout:
             piece = self.data.get(segment.offset, b"")
             if segment.written is None or len(piece) != segment.size:
                 continue
-            equal = (o for o in by_size.get(len(piece), ()) if self.data[start + o] == piece)
-            if (offset := next(equal, None)) is not None:
-                found[index] = offset
+            equal = [at for at in by_size.get(len(piece), ()) if self.data[start + at] == piece]
+            if equal:
+                found[index] = equal[0]
         return found
 
     def without(self, repeats: Mapping[int, int]) -> list[bytes]:
