@@ -98,6 +98,14 @@ def test_a_step_writes_its_tokens_where_they_stay(stateful: ExportedModel) -> No
     assert "aten::copy_" not in portable
 
 
+def test_layers_share_the_places_of_their_tokens(stateful: ExportedModel) -> None:
+    """Which rows of a table a step writes and reads is the same for all caches, and computed once."""
+    portable = stateful["decode"].metadata.backend["delegation"]["portable"]
+    assert portable["aten::index_select.out"] == 4
+    assert portable["aten::mul.out"] == 4  # for what is written and what is read, two each
+    assert portable["aten::arange.start_out"] == 9  # six for these, the others for masks and positions
+
+
 def test_the_file_has_no_room_for_the_caches(folder: Path, tiny_llama: Any) -> None:
     weights = sum(weight.nbytes for weight in tiny_llama.parameters())
     caches = 4 * 6 * 2 * 1024 * 8 * 4

@@ -205,7 +205,7 @@ class _Writer:
         sizes = [self._size(size) for size in dims(new)[:axis]]
         past, step = self._size(dims(cache.before)[axis]), self._size(dims(new)[axis])
         with b.graph.inserting_before(self._first):
-            end = b.plus(past, step)
+            end = self._sum(past, step)
             written = self._places(cache, axis, sizes, past, end)
             taken = self._places(cache, axis, sizes, 0, end)
         with b.graph.inserting_before(cache.after):
@@ -236,6 +236,12 @@ class _Writer:
         with b.graph.inserting_before(b.graph.output_node()):
             after = b.op(aten.index_put.default, buffer, [rows], cache.after)
         return Buffer(name, buffer, after, content)
+
+    def _sum(self, one: Any, other: Any) -> Any:
+        """A size that several caches have in common: the same node for each."""
+        if (one, other) not in self._known:
+            self._known[one, other] = self._b.plus(one, other)
+        return self._known[one, other]
 
     def _places(self, cache: _Cache, axis: int, sizes: list[Any], start: Any, end: Any) -> Node:
         """Where in a table the tokens from one place to another are, for all rows and heads; the same for caches alike."""
