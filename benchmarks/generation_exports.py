@@ -14,14 +14,14 @@ from typing import Any
 import models
 import processes
 
-#: Tokens that a static cache has room for.
+#: Tokens that a static cache has room for, and that ExecuTorch plans memory for.
 ROOM = 512
 PROMPT = "Hello, my name is"
 #: What prompts of a given length begin with.
 LONG_TEXT = "The river runs past the mill, and the miller counts what it brings. " * 40
 
 #: Ours, by format and way: two graphs, or one that takes any number of tokens, with a growing or a static cache.
-#: OpenVINO keeps the cache in the runtime, or (*stateless*) takes and returns it.
+#: OpenVINO keeps the cache in the runtime, or (*stateless*) takes and returns it; ExecuTorch the other way round (*stateful*).
 OURS = (
     "onnx-multi",
     "onnx-static",
@@ -31,16 +31,29 @@ OURS = (
     "dynamo-two",
     "openvino-multi",
     "openvino-stateless",
+    "executorch-multi",
+    "executorch-stateful",
+    "executorch-two",
+    "executorch-static",
 )
 #: The peer's decode graph for any number of tokens. ONNX: as it is, with ONNX Runtime's operators, with a static cache.
-PEER = ("peer-multi", "peer-fused", "peer-static", "peer-openvino-multi", "peer-openvino-stateless")
+PEER = (
+    "peer-multi",
+    "peer-fused",
+    "peer-static",
+    "peer-openvino-multi",
+    "peer-openvino-stateless",
+    "peer-executorch-multi",
+    "peer-executorch-static",
+)
+#: What `generation.py` compares.
 FORMATS = ("onnx", "dynamo", "openvino")
 
 
 def format_of(name: str) -> str:
     """Format of an export; the peer's that say none are ONNX."""
     first = name.removeprefix("peer-").partition("-")[0]
-    return first if first in FORMATS else "onnx"
+    return first if first in (*FORMATS, "executorch") else "onnx"
 
 
 def source(folder: Path) -> Path:
@@ -84,6 +97,10 @@ def loaded(folder: Path, name: str) -> Any:
         options["session_options"] = bare_loops.one_thread()
     elif format_of(name) == "openvino":
         options["config"] = {"INFERENCE_NUM_THREADS": 1}
+    elif format_of(name) == "executorch":
+        import executorch_loops
+
+        executorch_loops.one_thread()
     return ExportedModel.from_pretrained(folder, **options)
 
 
@@ -115,9 +132,11 @@ def _ours(name: str, model: Any, inputs: dict[str, Any], settings: Any) -> Any:
     import polyport
 
     export_format, _, way = name.partition("-")
-    options = {"export_format": export_format, "dynamic": True}
-    if way == "stateless":
-        options["stateful"] = False
+    options: dict[str, Any] = {"export_format": export_format, "dynamic": True}
+    if way in ("stateful", "stateless"):
+        options["stateful"] = way == "stateful"
+    if export_format == "executorch":
+        options["max_sizes"] = {"sequence": ROOM, "cache_length" if way == "static" else "past": ROOM}
     config = polyport.AutoExportConfig.from_dict(options)
     exporter = polyport.AutoHfExporter.from_config(config)
     return exporter.export_for_generation(model, inputs, config, settings, multi_token_decode=way != "two")
@@ -131,8 +150,30 @@ def _peer(name: str, model: Any, inputs: dict[str, Any], settings: Any) -> Any:
     if format_of(name) == "openvino":
         config = peer.OpenVINOConfig(dynamic=True, stateful=not name.endswith("stateless"))
         return peer.OpenVINOExporter().export(*parts["decode"], config)
+    if format_of(name) == "executorch":
+        config = peer.ExecutorchConfig(dynamic=True, dynamic_shapes=_peer_shapes(parts["decode"][1]))
+        return peer.ExecutorchExporter().export(*parts["decode"], config)
     config = peer.OnnxConfig(dynamic=True, ort_fusions="cpu" if name == "peer-fused" else None)
     return peer.OnnxExporter().export(*parts["decode"], config)
+
+
+def _peer_shapes(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Which axes vary, and how far: left to itself, the peer's program takes at most 64 tokens at a time.
+
+    Args:
+        inputs: What its decode graph is traced with.
+    """
+    import torch
+
+    sequence = torch.export.Dim("sequence", min=1, max=ROOM)
+    past = torch.export.Dim("past", min=1, max=ROOM)
+    static = type(inputs["cache"]).__name__ == "StaticCache"
+    # keys, values and, of a static cache, how many there are
+    layer: list[Any] = [None] * 3 if static else [{2: past}] * 2
+    shapes: dict[str, Any] = {"input_ids": {1: sequence}, "position_ids": {1: sequence}}
+    if "attention_mask" in inputs:  # that of a static cache: rows x 1 x sequence x room
+        shapes["attention_mask"] = {2: sequence}
+    return shapes | {"cache": layer * len(inputs["cache"].layers)}
 
 
 if __name__ == "__main__":

@@ -82,6 +82,11 @@ def resident() -> int:
     return _status("VmRSS:")
 
 
+def private() -> int:
+    """The part of `resident` that is no page of a file."""
+    return _status("RssAnon:")
+
+
 def peak() -> int:
     """The most memory that was in use since the process began, or since `reset_peak`."""
     return _status("VmHWM:")

@@ -167,6 +167,17 @@ def test_up_to_larger_ones(wide: ExportedModel, small: Any, token_ids: Any) -> N
     assert_like_eager(small, wide, token_ids(20, 48))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_memory_for_one_or_two_rows_is_no_more_than_that(
+    pipeline: Pipeline, by_default: ExportedModel, small: Any, token_ids: Any, rows: int
+) -> None:
+    """Torch takes sizes that vary to be able to be larger."""
+    few = lower(pipeline, max_sizes={"batch": rows})
+    assert planned(few["model"]) < 1.1 * planned(by_default["model"]) * rows / 8
+    for shape in ((1, 48), (rows, 3), (1, 1)):
+        assert_like_eager(small, few, token_ids(*shape))
+
+
 def test_a_larger_input_is_refused(by_default: ExportedModel, narrow: ExportedModel, token_ids: Any) -> None:
     with pytest.raises(InputError, match="The axis 'sequence' has size 49, which must be between 1 and 48"):
         by_default(**token_ids(1, 49))

@@ -210,3 +210,14 @@ def test_largest_of_neighbours_without_a_stride() -> None:
         turned=lambda x: nn.functional.max_pool2d(x.permute(0, 2, 3, 1), 2),
     )
     check(model, *images((1, 3, 8, 8), (3, 3, 8, 8)), config=ROWS, atol=1e-5, rtol=1e-5)
+
+
+def test_more_axes_than_it_has() -> None:
+    """XNNPACK has six; a delegate with more can't be loaded."""
+    model = Several(
+        six=lambda x: x.unflatten(-1, (2, 2, 2, 4)) * 2 + 1,
+        seven=lambda x: x.unflatten(-1, (2, 2, 2, 2, 2)) * 2 + 1,
+        summed=lambda x: (x.unflatten(-1, (2, 2, 2, 2, 2)) * x[:, :, :1, None, None, None, None]).sum(-1),
+    )
+    taken, left = check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
+    assert (taken["aten::mul.Tensor"], left["aten::mul.out"]) == (1, 2)

@@ -198,7 +198,9 @@ def load_components(
         paths = [checked[file] for file in files]
         import_architecture(record.metadata.architecture)
         metadata = completed(record.metadata)
-        components[name] = ExportedComponent(program=session.load(name, paths, metadata, trust), metadata=metadata)
+        components[name] = ExportedComponent(
+            program=session.load(name, paths, metadata, trust), metadata=metadata
+        )
     return components
 
 

@@ -159,8 +159,7 @@ def narrowed(metadata: ExportMetadata, inputs: Mapping[str, Any]) -> Iterator[di
         Symbol -> its largest value.
     """
     largest = limits(metadata, inputs)
-    sizes = (size for value in inputs.values() for size in value.shape)
-    env: Any = next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+    env = _tracer(inputs)
     if env is None:
         yield largest
         return
@@ -186,6 +185,28 @@ def narrowed(metadata: ExportMetadata, inputs: Mapping[str, Any]) -> Iterator[di
             kept.clear()
             kept.update(before)
         env._update_version_counter()
+
+
+def exactly(inputs: Mapping[str, Any], largest: Mapping[Any, int]) -> None:
+    """Let the tracer know limits as they are, once no more is traced: by these memory is planned. To be called within `narrowed`.
+
+    Args:
+        inputs: Leaf -> the tensor that was traced with, with symbols of the tracer as sizes.
+        largest: Symbol -> its largest value.
+    """
+    env = _tracer(inputs)
+    if env is None:
+        return
+    for symbol, limit in largest.items():
+        if symbol in env.var_to_range:
+            env.var_to_range[symbol] = ValueRanges(1, limit)
+    env._update_version_counter()
+
+
+def _tracer(inputs: Mapping[str, Any]) -> Any:
+    """What knows of the sizes that vary; None where none does."""
+    sizes = (size for value in inputs.values() for size in value.shape)
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
 
 
 def _remember_smaller(traced: dict[Any, Any], largest: Mapping[Any, int]) -> None:

@@ -14,7 +14,7 @@ from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering import Leaves, prepare
 from polyport_dynamo.lowering.facts import dims
 from polyport_executorch import portable
-from polyport_executorch.bounds import narrowed
+from polyport_executorch.bounds import exactly, narrowed
 from polyport_executorch.building import Builder
 from polyport_executorch.config import ExecutorchConfig
 from polyport_executorch.methods import METHOD, STATE
@@ -100,6 +100,7 @@ def lower_program(
         )
         lowered = edge.exported_program(METHOD)
         _refuse_fixed(varying, _varying(lowered))
+        exactly(inputs, largest)
         manager = edge.to_executorch(_backend_config(config, shared=state is not None))
     return Lowered(manager, lowered, leaves, state.leaves if state else ())
 

@@ -109,7 +109,8 @@ class PhasePartitioner(XnnpackPartitioner):
         groups = self.get_matched_nodes_from_configs(ep)
         weights = {node: group for group in groups for node in group if node.op == "placeholder"}
         computed = [[node for node in group if node not in weights] for group in groups]
-        found = phases(ep.graph_module.graph, [group for group in computed if group], _computes)
+        taken = [group for group in computed if group and all(map(_has_room, group))]
+        found = phases(ep.graph_module.graph, taken, _computes)
         # a weight that others take as well is copied by ExecuTorch
         for nodes in found:
             nodes += [weight for weight, group in weights.items() if not set(nodes).isdisjoint(group)]
@@ -137,6 +138,16 @@ _MOVES = (
     "cat",
     "expand_copy",
 )
+
+
+#: `XNN_MAX_TENSOR_DIMS`: a delegate with more can't be loaded.
+_AXES = 6
+
+
+def _has_room(node: torch.fx.Node) -> bool:
+    """Whether XNNPACK has tensors with as many axes as those that a node takes and makes."""
+    values = (one.meta.get("val") for one in (node, *node.all_input_nodes))
+    return all(value.dim() <= _AXES for value in values if isinstance(value, torch.Tensor))
 
 
 def _computes(node: torch.fx.Node) -> bool:

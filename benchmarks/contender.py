@@ -1,4 +1,4 @@
-"""One way to generate text in a process of its own, for `openvino_decode.py`: it loads it once, and is asked many times.
+"""One way to generate text in a process of its own, for `decode_speed.py`: it loads it once, and is asked many times.
 
 It runs in the interpreter of the library that it stands for: optimum-intel and polyport need different versions of transformers.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openvino_loops
 import processes
 
 #: Ids of the prompt, number of tokens to make -> their ids.
@@ -42,12 +41,13 @@ def _eager(folder: Path) -> Generate:
 
 
 def _ours(folder: Path) -> Generate:
-    from polyport import ExportedModel
+    import generation_exports
 
-    return _generated(ExportedModel.from_pretrained(folder, config={"INFERENCE_NUM_THREADS": 1}))
+    return _generated(generation_exports.loaded(folder, folder.name))
 
 
 def _optimum(folder: Path, **config: Any) -> Generate:
+    import openvino_loops
     from optimum.intel import OVModelForCausalLM
 
     model = OVModelForCausalLM.from_pretrained(folder, ov_config=openvino_loops.CONFIG | config)
@@ -55,11 +55,19 @@ def _optimum(folder: Path, **config: Any) -> Generate:
     return _generated(model)
 
 
-def _bare(folder: Path) -> Generate:
+def _bare_openvino(folder: Path) -> Generate:
     import numpy as np
+    import openvino_loops
 
     loop = openvino_loops.loop(openvino_loops.graph(folder))
     return lambda prompt, count: loop(np.array([prompt]), count)
+
+
+def _bare_executorch(folder: Path) -> Generate:
+    import executorch_loops
+
+    executorch_loops.one_thread()
+    return executorch_loops.loop(folder)
 
 
 KINDS: dict[str, Callable[[Path], Generate]] = {
@@ -67,7 +75,8 @@ KINDS: dict[str, Callable[[Path], Generate]] = {
     "ours": _ours,
     "optimum": _optimum,
     "optimum-f16": lambda folder: _optimum(folder, KV_CACHE_PRECISION="f16"),
-    "bare": _bare,
+    "bare-openvino": _bare_openvino,
+    "bare-executorch": _bare_executorch,
 }
 
 
@@ -76,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FOLDER"), required=True)
     kind, folder = parser.parse_args().worker
-    if kind != "bare":
+    if kind != "bare-openvino":
         import torch
 
         torch.set_num_threads(1)
