@@ -300,3 +300,34 @@ def test_images_with_their_channels_last() -> None:
     given = images((1, 4, 6, 3), (3, 4, 6, 3))
     given.append({"pixel_values": noise(2, 4, 6, 3).to(memory_format=torch.channels_last)})
     check(model, *given, config=open_axes(axis_0=BATCH), atol=1e-5, rtol=1e-5)
+
+
+# ── sizes that are computed in tensors ──────────────────────────────────────────────────────────────────────────────
+
+
+class Span(nn.Module):
+    """Rows of a table around its middle, as many as there are tokens, and no more than half of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(noise(16, 6, seed=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        span = torch.tensor(min(x.size(1), 8))
+        rows = self.table[8 - span : span + 8]
+        places = torch.clamp(torch.arange(x.size(1)) * 3 - 4, 0, span * 2 - 1)
+        return x + rows[places] + rows.sum(0)
+
+
+def test_sizes_that_are_computed_in_tensors() -> None:
+    check(Several(span=Span()), *tokens(*SHAPES, (2, 8), (1, 20)), atol=1e-5, rtol=1e-5)
+
+
+def test_other_numbers_that_are_computed_in_tensors() -> None:
+    model = Several(
+        largest=lambda x: x * torch.maximum(torch.tensor(x.size(1)), torch.tensor(4)).item(),
+        least=lambda x: x[:, : torch.minimum(torch.tensor(x.size(1)) + 1, torch.tensor(3))].sum(1),
+        difference=lambda x: x + (torch.tensor(x.size(1)) - torch.tensor(x.size(0))).item(),
+        twice=lambda x: x.sum(1) / (2 * torch.tensor(x.size(1))).item(),
+    )
+    check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)

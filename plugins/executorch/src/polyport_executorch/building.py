@@ -87,9 +87,13 @@ class Builder:
     def op(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A new call."""
         node = self.graph.call_function(target, args, kwargs)
-        with self._mode or contextlib.nullcontext():  # sizes alone don't say what to compute with
-            node.meta["val"] = internals.run_fake(node)
+        node.meta["val"] = self.run(node)
         return node
+
+    def run(self, node: Node) -> Any:
+        """What a node makes of the values that its arguments have now."""
+        with self._mode or contextlib.nullcontext():  # sizes alone don't say what to compute with
+            return internals.run_fake(node)
 
     def constant(self, key: Any, make: Callable[[], torch.Tensor]) -> Node:
         """A tensor that the program brings; the same for equal keys."""

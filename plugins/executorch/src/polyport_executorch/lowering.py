@@ -21,6 +21,7 @@ from polyport_executorch.methods import METHOD, STATE
 from polyport_executorch.portable import given_to, is_copy
 from polyport_executorch.programs import contents, functional
 from polyport_executorch.recipes import Recipe
+from polyport_executorch.sizes import read_from_sizes
 from polyport_executorch.stateful import make_stateful, state_program
 from polyport_executorch.weights import file_options
 
@@ -86,6 +87,7 @@ def lower_program(
         warnings.simplefilter("ignore")
         builder = Builder(prepared.graph, prepared.inputs, contents(prepared))
         state = make_stateful(builder, metadata, leaves, results) if config.stateful else None
+        read_from_sizes(builder)
         portable.rewrite(builder)
         recipe.rewrite(builder)
         programs = {METHOD: functional(prepared, builder.constants, state, largest)}
