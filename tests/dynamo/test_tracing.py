@@ -152,6 +152,28 @@ def test_a_model_is_not_run_beyond_the_positions_that_it_has_learned():
     assert lengths == {17}
 
 
+@pytest.mark.parametrize("length", [4, 9, 20])
+def test_a_number_made_of_a_size_is_an_error_that_names_the_axis(length):
+    """For one token the graph is right, whatever number it keeps: a slice of one token is that token."""
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    class Some(PreTrainedModel):
+        config_class = PreTrainedConfig
+
+        def __init__(self):
+            super().__init__(PreTrainedConfig())
+            self.embed = torch.nn.Embedding(64, 8)
+            self.post_init()
+
+        def forward(self, input_ids):
+            return self.embed(input_ids)[:, : int(input_ids.shape[1] ** 0.5)].sum(1)
+
+    with pytest.raises(ExportError, match=r"Axis sequence varies when Some runs, but the trace fixed it"):
+        DynamoExporter().export(
+            Some().eval(), {"input_ids": torch.arange(length)[None]}, DynamoConfig(dynamic=True)
+        )
+
+
 def test_a_frozen_axis_is_an_error_that_names_it():
     from transformers import PreTrainedConfig, PreTrainedModel
 

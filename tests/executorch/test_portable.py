@@ -331,3 +331,33 @@ def test_other_numbers_that_are_computed_in_tensors() -> None:
         twice=lambda x: x.sum(1) / (2 * torch.tensor(x.size(1))).item(),
     )
     check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
+
+
+def test_powers_of_sizes() -> None:
+    """The number of pairs of tokens, as a model that compares all of them has it."""
+    model = Several(
+        pairs=lambda x: (x[:, :, None] * x[:, None]).flatten(1, 2).sum(1),
+        ones=lambda x: torch.ones(x.size(1) ** 3).sum() + x.sum(1),
+        rows=lambda x: torch.arange(x.size(1) ** 2)[:: x.size(1)] + x.sum((0, 2)),
+    )
+    check(
+        model,
+        *tokens(*SHAPES),
+        config=ExecutorchConfig(dynamic=True, max_sizes={"sequence": 9}),
+        atol=1e-4,
+        rtol=1e-5,
+    )
+
+
+def test_roots_of_sizes_are_refused() -> None:
+    model = Several(root=lambda x: x[:, : torch.sym_int(x.size(1) ** 0.5)].sum(1))
+    with pytest.raises(
+        ExportError, match=r"size as a power \(.* \*\* 0\.5\), and ExecuTorch has no operation for that"
+    ):
+        ExecutorchExporter().export(model, *tokens((1, 9)), DYNAMIC)
+
+
+def test_sizes_that_depend_on_values_are_refused() -> None:
+    model = Several(some=lambda x: x[:, : (x[0, 0, 0] > 0).long().item()].sum(1))
+    with pytest.raises(ExportError, match="a size depends on values that the model computes"):
+        ExecutorchExporter().export(model, *tokens((1, 4)), DYNAMIC)

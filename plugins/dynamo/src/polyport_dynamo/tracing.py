@@ -60,7 +60,7 @@ def trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
                     f"the sample inputs ({'; '.join(refused[:3])}). Export with dynamic=False, or give dynamic_shapes.",
                     stage=STAGE,
                 )
-        names = widen(program, call, names)
+        # before limits are lowered: at its smallest size a graph may agree with a model that it agrees with nowhere else
         if frozen := frozen_by(program, call, names.symbols):
             named = ", ".join(
                 sorted({names.symbols.get(s, str(s)) for guard in frozen for s in guard.free_symbols})
@@ -71,6 +71,7 @@ def trace(call: CapturedCall, config: ExportConfig) -> TracedProgram:
                 "plain number. Export with dynamic=False, or give dynamic_shapes.",
                 stage=STAGE,
             )
+        names = widen(program, call, names)
     metadata = describe(program, call, kwargs, constants, names, config)
     return TracedProgram(program=program, metadata=metadata, call=call)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from polyport.capture import tensor_leaves
 from polyport.errors import ExportError, PolyportError
@@ -72,4 +73,6 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip().split("\n\n")[0]
+    if isinstance(error, GuardOnDataDependentSymNode):
+        text = f"a size depends on values that the model computes. {text}"
     return f"{type(error).__name__}: {text}"

@@ -21,7 +21,7 @@ from polyport_executorch.methods import METHOD, STATE
 from polyport_executorch.portable import given_to, is_copy
 from polyport_executorch.programs import contents, functional
 from polyport_executorch.recipes import Recipe
-from polyport_executorch.sizes import read_from_sizes
+from polyport_executorch.sizes import read_from_sizes, without_powers
 from polyport_executorch.stateful import make_stateful, state_program
 from polyport_executorch.weights import file_options
 
@@ -102,6 +102,7 @@ def lower_program(
         )
         lowered = edge.exported_program(METHOD)
         _refuse_fixed(varying, _varying(lowered))
+        without_powers(lowered.graph_module)
         exactly(inputs, largest)
         manager = edge.to_executorch(_backend_config(config, shared=state is not None))
     return Lowered(manager, lowered, leaves, state.leaves if state else ())

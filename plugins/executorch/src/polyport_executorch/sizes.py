@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from polyport.errors import ExportError
 from polyport_executorch.building import Builder, arguments
 from polyport_executorch.portable import given_to
 
@@ -69,6 +70,34 @@ def read_from_sizes(builder: Builder) -> None:
     if found:
         builder.graph.eliminate_dead_code()
         _propagate(builder)
+
+
+def without_powers(module: torch.fx.GraphModule) -> None:
+    """Write sizes that are computed as powers as products: ExecuTorch has no operation for powers of sizes.
+
+    Args:
+        module: What is left to ExecuTorch's own kernels; changed.
+
+    Raises:
+        ExportError: A size is computed as a root. Names it.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=operator.pow):
+        base, exponent = node.args
+        if not isinstance(exponent, int) or exponent < 1 or not isinstance(base, Node):
+            raise ExportError(
+                f"The model computes a size as a power ({base} ** {exponent}), and ExecuTorch has no operation for that. "
+                "Export with fixed sizes: leave that axis out of `dynamic_shapes`.",
+                stage="lower",
+                backend="executorch",
+            )
+        made = base
+        with module.graph.inserting_before(node):
+            for _ in range(exponent - 1):
+                factor, made = made, module.graph.call_function(operator.mul, (made, base))
+                made.meta["val"] = factor.meta["val"] * base.meta["val"]
+        node.replace_all_uses_with(made)
+        module.graph.erase_node(node)
+    module.recompile()
 
 
 def _number(b: Builder, node: Any) -> Any:
