@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -357,7 +358,21 @@ def test_roots_of_sizes_are_refused() -> None:
         ExecutorchExporter().export(model, *tokens((1, 9)), DYNAMIC)
 
 
-def test_sizes_that_depend_on_values_are_refused() -> None:
-    model = Several(some=lambda x: x[:, : (x[0, 0, 0] > 0).long().item()].sum(1))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, : (x[0, 0, 0] > 0).long().item()].sum(1),
+        lambda x: torch.repeat_interleave((x[0, :, 0] > 0).long()).sum() + x,
+    ],
+    ids=["slice", "rows"],
+)
+def test_sizes_that_depend_on_values_are_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ExportError, match="a size depends on values that the model computes"):
+        ExecutorchExporter().export(Several(some=function), *tokens((1, 4)), DYNAMIC)
+
+
+def test_an_error_blames_no_operator_that_is_rewritten() -> None:
+    model = Several(some=lambda x: x.sort(1).values[:, : (x[0, 0, 0] > 0).long().item()].sum(1))
+    with pytest.raises(ExportError, match="a size depends on values") as caught:
         ExecutorchExporter().export(model, *tokens((1, 4)), DYNAMIC)
+    assert "sort" not in str(caught.value)

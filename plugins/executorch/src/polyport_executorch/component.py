@@ -73,6 +73,6 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip().split("\n\n")[0]
-    if isinstance(error, GuardOnDataDependentSymNode):
+    if isinstance(error, GuardOnDataDependentSymNode) or "finite upper bound" in text:
         text = f"a size depends on values that the model computes. {text}"
     return f"{type(error).__name__}: {text}"

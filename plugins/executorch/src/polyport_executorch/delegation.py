@@ -12,6 +12,7 @@ import torch
 from polyport.errors import ExportError
 from polyport.metadata import ExportMetadata
 from polyport_executorch.lowering import Lowered
+from polyport_executorch.portable import rewritten
 
 #: Key of `ExportMetadata.backend`.
 REPORT = "delegation"
@@ -89,7 +90,7 @@ def refuse_missing(manager: Any) -> None:
 
 
 def without_kernel(program: torch.export.ExportedProgram) -> list[str]:
-    """Operators of a traced program that the runtime has no kernel of any form for, when a lowering failed.
+    """Operators of a traced program that the runtime has no kernel of any form for, and that aren't rewritten, when a lowering failed.
 
     Args:
         program: As `torch.export.export` returns it; not changed.
@@ -98,7 +99,7 @@ def without_kernel(program: torch.export.ExportedProgram) -> list[str]:
         graph = program.run_decompositions().graph
     except Exception:  # noqa: BLE001  the lowering failed for the same reason, which is what the error is about
         return []
-    known = {name.partition(".")[0] for name in _kernels()}
+    known = {name.partition(".")[0] for name in _kernels()} | rewritten()
     # an operator with effects is an argument of a call that puts it in order
     called = (x for node in graph.nodes if node.op == "call_function" for x in (node.target, *node.args))
     # what returns nothing is a check, which the runtime does without

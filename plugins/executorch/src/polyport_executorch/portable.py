@@ -28,6 +28,11 @@ def rewrite(builder: Builder) -> None:
     builder.replace(lambda node: _RULES.get(str(node.target)))
 
 
+def rewritten() -> set[str]:
+    """Names of the operators that are written in others, without their overloads."""
+    return {"::".join(target.split(".")[:2]) for target in _RULES}
+
+
 def is_copy(node: Node) -> bool:
     """Whether a node is a copy of a value: in a functional graph nobody can tell them apart."""
     if node.op != "call_function" or str(node.target) not in _COPIES:
