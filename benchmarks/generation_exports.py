@@ -45,6 +45,7 @@ PEER = (
     "peer-openvino-stateless",
     "peer-executorch-multi",
     "peer-executorch-static",
+    "peer-executorch-default",
 )
 #: What `generation.py` compares.
 FORMATS = ("onnx", "dynamo", "openvino")
@@ -151,7 +152,8 @@ def _peer(name: str, model: Any, inputs: dict[str, Any], settings: Any) -> Any:
         config = peer.OpenVINOConfig(dynamic=True, stateful=not name.endswith("stateless"))
         return peer.OpenVINOExporter().export(*parts["decode"], config)
     if format_of(name) == "executorch":
-        config = peer.ExecutorchConfig(dynamic=True, dynamic_shapes=_peer_shapes(parts["decode"][1]))
+        shapes = None if name.endswith("default") else _peer_shapes(parts["decode"][1])
+        config = peer.ExecutorchConfig(dynamic=True, dynamic_shapes=shapes)
         return peer.ExecutorchExporter().export(*parts["decode"], config)
     config = peer.OnnxConfig(dynamic=True, ort_fusions="cpu" if name == "peer-fused" else None)
     return peer.OnnxExporter().export(*parts["decode"], config)

@@ -20,7 +20,8 @@ from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPr
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.backends.xnnpack.serialization.xnnpack_graph_schema import XNNBatchMatrixMultiply, XNode
 from executorch.backends.xnnpack.utils.utils import get_input_node
-from executorch.exir.backend.partitioner import PartitionResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, PartitionResult
 from torch.fx.passes.infra.partitioner import Partition
 
 from polyport_executorch.partitions import phases
@@ -118,12 +119,42 @@ class PhasePartitioner(XnnpackPartitioner):
 
     def partition(self, exported_program: Any) -> PartitionResult:
         """Tag the nodes of each partition."""
+        # named for another purpose: with it, ExecuTorch's backend runs the pass that finds linear layers, and none besides
+        backend = self.delegation_spec.backend_id
+        plain = DelegationSpec(backend, [CompileSpec("dqlinear_partitioner", b"")])
         tags = {}
         for part in self.generate_partitions(exported_program):
-            tags[tag := f"tag{part.id}"] = self.delegation_spec
+            needs_none = all(map(_is_plain, part.nodes))
+            tags[tag := f"tag{part.id}"] = plain if needs_none else self.delegation_spec
             for node in part.nodes:
                 node.meta["delegation_tag"] = tag
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+#: What none of the other passes of ExecuTorch's backend is about: they look for convolutions, pooling, norms with statistics, activations
+#: behind those, copies and quantization. Each traces the graph anew, which is most of the time that a delegate takes.
+_PLAIN = frozenset(
+    f"aten.{name}"
+    for name in (
+        "abs.default", "add.Tensor", "_softmax.default", "bmm.default", "cos.default", "div.Tensor", "exp.default",
+        "gelu.default", "linear.default", "log.default", "matmul.default", "maximum.default", "mean.dim", "minimum.default",
+        "mul.Tensor", "neg.default", "permute_copy.default", "pow.Tensor_Scalar", "rsqrt.default", "sigmoid.default",
+        "sin.default", "sqrt.default", "sub.Tensor", "tanh.default", "unsqueeze_copy.default", "view_copy.default",
+    )
+)  # fmt: skip
+
+
+#: A pass cuts what joins more than XNNPACK can.
+_PARTS = 5
+
+
+def _is_plain(node: torch.fx.Node) -> bool:
+    """Whether a node needs none of those passes."""
+    name = getattr(node.target, "__name__", "")
+    if name == "aten.cat.default":
+        parts: Any = node.args[0]
+        return len(parts) <= _PARTS
+    return node.op == "placeholder" or name in _PLAIN
 
 
 #: What ExecuTorch does without a copy, or as fast: no reason to call a delegate.
