@@ -37,6 +37,22 @@ def test_copies_are_dropped() -> None:
     assert not any("clone" in name or "dropout" in name for name in left)
 
 
+def test_new_axes_that_layers_have_in_common() -> None:
+    """Each layer of a model adds them to what all take: ExecuTorch would copy it for each, and keep all copies."""
+
+    def layers(x: Tensor) -> Tensor:
+        angles = x.sum(-1)
+        for scale in (1, 2, 3):
+            x = x.cumsum(1) * angles.unsqueeze(-1).cumsum(1) * scale
+        return x
+
+    model = Several(
+        layers=layers, other=lambda x: x.sum(-1).unsqueeze(-1), same=lambda x: x.sum(-1).unsqueeze(-1)
+    )
+    _, left = check(model, *tokens(*SHAPES), atol=1e-4, rtol=1e-5)
+    assert left["aten::unsqueeze_copy.out"] <= 3  # one for the layers, one for each result
+
+
 def test_results_that_are_copies_of_an_input() -> None:
     model = Several(
         itself=lambda x: x,

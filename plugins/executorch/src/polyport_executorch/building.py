@@ -225,3 +225,12 @@ class Builder:
             with self.graph.inserting_before(following):
                 self._known[key] = make()
         return self._known[key]
+
+    def first(self, key: Any, node: Node) -> Node:
+        """The node that was given first for a key: it computes what all others do.
+
+        Args:
+            key: Hashable, with all that the node depends on.
+            node: One of them, in the order of the graph.
+        """
+        return self._known.setdefault(key, node)

@@ -184,6 +184,14 @@ def _sort(b: Builder, node: Node) -> Node | None:
     return b.op(operator.getitem, made, 1) if isinstance(node.meta["val"], torch.Tensor) else made
 
 
+def _opened(b: Builder, node: Node) -> Node | None:
+    """The same tensor with the same new axis is there already: each layer of a model makes it of what all take. ExecuTorch copies it."""
+    given = arguments(node)
+    first = b.first(("unsqueeze", given["self"], given["dim"]), node)
+    returned = any(user.op == "output" for user in (*node.users, *first.users))
+    return None if first is node or returned else first
+
+
 _COPIES = frozenset(
     f"aten.{name}"
     for name in (
@@ -208,6 +216,7 @@ _RULES: dict[str, Callable[[Builder, Node], Node | None]] = {
     "aten.argsort.stable": _sort,
     "aten.sort.default": _sort,
     "aten.sort.stable": _sort,
+    "aten.unsqueeze.default": _opened,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,
 }
