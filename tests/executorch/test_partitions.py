@@ -28,18 +28,24 @@ def drawn(wiring: Wiring) -> tuple[torch.fx.Graph, dict[str, Node]]:
     return graph, nodes
 
 
-def cut(wiring: Wiring, *groups: str, moves: str = "") -> list[str]:
+def cut(wiring: Wiring, *groups: str, moves: str = "", apart: Sequence[tuple[str, str]] = ()) -> list[str]:
     """The delegates, each as the names of its nodes.
 
     Args:
         wiring: The graph.
         groups: What a delegate takes: names of nodes that need each other, apart by spaces.
         moves: Those that are no reason for a delegate.
+        apart: Pairs that must not be in one delegate.
     """
     graph, nodes = drawn(wiring)
     names = {node: name for name, node in nodes.items()}
     chosen = [[nodes[name] for name in group.split()] for group in groups]
-    found = phases(graph, chosen, lambda node: names[node] not in moves.split())
+    found = phases(
+        graph,
+        chosen,
+        lambda node: names[node] not in moves.split(),
+        lambda source, user: (names[source], names[user]) in apart,
+    )
     return [" ".join(names[node] for node in part) for part in found]
 
 
@@ -52,6 +58,12 @@ def test_nothing_is_taken() -> None:
 
 def test_all_in_one() -> None:
     assert cut({"x": "", "a": "x", "b": "a", "c": "a b"}, "a", "b", "c") == ["a b c"]
+
+
+def test_what_must_be_apart_is_in_two() -> None:
+    wiring = {"x": "", "a": "x", "b": "a", "c": "x", "d": "b c"}
+    assert cut(wiring, "a", "b", "c", "d", apart=[("a", "b")]) == ["a c", "b d"]
+    assert cut(wiring, "a", "b", "c", "d", apart=[("x", "a"), ("c", "d")]) == ["a b c", "d"]
 
 
 def test_what_is_behind_a_kernel_is_another() -> None:

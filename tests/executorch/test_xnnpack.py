@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
-from several import SHAPES, Several, check, images, kernels, noise
+from several import DYNAMIC, SHAPES, Several, assert_same, check, images, kernels, noise
 from several import tokens as tokens_of
 from torch import Tensor, nn
 from torch.export import Dim
 
-from polyport_executorch import ExecutorchConfig
+from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 
 tokens = functools.partial(tokens_of, width=32)
 ROWS = ExecutorchConfig(dynamic_shapes={"pixel_values": {0: Dim("batch", min=1, max=8)}})
@@ -221,3 +222,44 @@ def test_more_axes_than_it_has() -> None:
     )
     taken, left = check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
     assert (taken["aten::mul.Tensor"], left["aten::mul.out"]) == (1, 2)
+
+
+class Weighted(nn.Module):
+    """A function of a tensor and of a weight."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.rand(32)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.sigmoid(x * (1 - w)),
+        lambda x, w: torch.sigmoid((1 + w) * (x * 2)),
+        lambda x, w: x[:, 0] * (1 - w) + x[:, 0] * 3,
+        lambda x, w: torch.sigmoid(x[:, :1] * 2 + x[:1] * 3),
+        lambda x, w: torch.sigmoid(x[:1] * 3 + x * w) + x,
+        lambda x, w: torch.sigmoid(x[:, :1] * 2 * w + x[:, 0] * (1 - w)),
+        lambda x, w: torch.sigmoid((x.mean(0) * 2) * x),
+    ],
+    ids=["weight", "before", "internal", "rows and tokens", "rows", "rows and rows", "mean"],
+)
+def test_sizes_that_are_equal_at_the_first_call(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """XNNPACK gives a result the memory of an operand of that size, and keeps to it when the result gets larger."""
+    model = Several(some=Weighted(function))
+    exported = ExecutorchExporter().export(model, *tokens((2, 3)), DYNAMIC)
+    for given in tokens((1, 1), (2, 3), (1, 2), (8, 40), (1, 1), (7, 64)):
+        assert_same(exported, model, given, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_computed_of_weights_alone_is_a_weight() -> None:
+    model = Several(
+        norm=Weighted(lambda x, w: x * (1 + w.float())), scaled=Weighted(lambda x, w: x * w.exp().neg())
+    )
+    taken, left = check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
+    assert not {"aten::add.Tensor", "aten::exp", "aten::neg"} & set(taken)
+    assert not kernels(left, "add", "exp", "neg")

@@ -167,7 +167,7 @@ class Builder:
         if value.target in _ORDERS and isinstance(value.args[0], Node):
             source = self.content(value.args[0])
             return None if source is None else value.target(source, *value.args[1:])
-        return self._contents.get(value)
+        return self._contents.get(value, self.constants.get(value))
 
     def size(self, node: Node, axis: int) -> Any:
         """A size of a node as an argument; one that varies is read from an input where one has it.

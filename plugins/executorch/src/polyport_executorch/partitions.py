@@ -7,7 +7,7 @@ then what it can't, and so on. No order has fewer delegates, and phases can't wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,7 +15,10 @@ Node = torch.fx.Node
 
 
 def phases(
-    graph: torch.fx.Graph, groups: Sequence[Sequence[Node]], worth: Callable[[Node], bool]
+    graph: torch.fx.Graph,
+    groups: Sequence[Sequence[Node]],
+    worth: Callable[[Node], bool],
+    apart: Callable[[Node, Node], bool] | None = None,
 ) -> list[list[Node]]:
     """The nodes of each delegate, in the order of the graph.
 
@@ -23,11 +26,12 @@ def phases(
         graph: The graph.
         groups: What a delegate takes, nodes that need each other together.
         worth: Whether a node is reason enough for a delegate; one without any such node is left out.
+        apart: Whether a node and one that takes it must not be in one delegate.
     """
     chosen = list(groups)
     while True:
         group_of = {node: index for index, group in enumerate(chosen) for node in group}
-        numbers = _numbers(graph, chosen, group_of)
+        numbers = _numbers(graph, chosen, group_of, apart)
         found: dict[int, list[Node]] = {}
         for node in graph.nodes:
             if node in group_of:
@@ -62,7 +66,10 @@ def _connected(
 
 
 def _numbers(
-    graph: torch.fx.Graph, groups: Sequence[Sequence[Node]], group_of: dict[Node, int]
+    graph: torch.fx.Graph,
+    groups: Sequence[Sequence[Node]],
+    group_of: dict[Node, int],
+    apart: Callable[[Node, Node], bool] | None,
 ) -> dict[Node, int]:
     """Node -> its phase: that of the delegate, or of the one after which it is computed (-1: before the first)."""
     numbers: dict[Node, int] = {}
@@ -71,7 +78,12 @@ def _numbers(
         behind = list(least)
         for node in graph.nodes:
             group = group_of.get(node)
-            number = max(_earliest(node.all_input_nodes, numbers, group_of, group is not None), default=-1)
+            number = -1
+            for source in node.all_input_nodes:
+                waits = group is not None and (
+                    source not in group_of or (apart is not None and apart(source, node))
+                )
+                number = max(number, numbers[source] + waits)
             if group is not None:
                 number = least[group] = max(number, least[group])
             numbers[node] = number
@@ -79,10 +91,3 @@ def _numbers(
         if all(least[i] == behind[i] for i, group in enumerate(groups) if len(group) > 1):
             return numbers
     raise ValueError("nodes that a delegate takes together depend on what it can't compute in between")
-
-
-def _earliest(
-    inputs: Iterable[Node], numbers: dict[Node, int], group_of: dict[Node, int], delegated: bool
-) -> Iterable[int]:
-    for node in inputs:
-        yield numbers[node] + (1 if delegated and node not in group_of else 0)

@@ -25,7 +25,7 @@ def rewrite(builder: Builder) -> None:
     Args:
         builder: Of a functional graph, which is changed.
     """
-    builder.replace(lambda node: _RULES.get(str(node.target)))
+    builder.replace(lambda node: _RULES.get(str(node.target), _of_weights))
 
 
 def rewritten() -> set[str]:
@@ -190,6 +190,31 @@ def _opened(b: Builder, node: Node) -> Node | None:
     first = b.first(("unsqueeze", given["self"], given["dim"]), node)
     returned = any(user.op == "output" for user in (*node.users, *first.users))
     return None if first is node or returned else first
+
+
+#: Most elements of what is computed of weights at export.
+_FOLDED = 2**16
+
+
+def _of_weights(b: Builder, node: Node) -> Node | None:
+    """What is computed of weights alone, such as `1 + weight` in a norm: a weight."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return None
+    value = traced(node)
+    if not isinstance(value, torch.Tensor) or any(not isinstance(size, int) for size in dims(node)):
+        return None
+    tensors = {source: b.content(source) for source in node.all_input_nodes}
+    if not tensors or None in tensors.values() or value.numel() > _FOLDED:
+        return None
+
+    def computed() -> torch.Tensor:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: tensors[source])
+        with torch.no_grad():
+            made: torch.Tensor = target(*args, **kwargs)
+        return made.contiguous()
+
+    return b.constant(("of weights", node), computed)
 
 
 _COPIES = frozenset(

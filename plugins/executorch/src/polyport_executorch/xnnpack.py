@@ -24,6 +24,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, PartitionResult
 from torch.fx.passes.infra.partitioner import Partition
 
+from polyport_dynamo.lowering.facts import dims
 from polyport_executorch.partitions import phases
 
 
@@ -111,7 +112,7 @@ class PhasePartitioner(XnnpackPartitioner):
         weights = {node: group for group in groups for node in group if node.op == "placeholder"}
         computed = [[node for node in group if node not in weights] for group in groups]
         taken = [group for group in computed if group and all(map(_has_room, group))]
-        found = phases(ep.graph_module.graph, taken, _computes)
+        found = phases(ep.graph_module.graph, taken, _computes, _shares_memory)
         # a weight that others take as well is copied by ExecuTorch
         for nodes in found:
             nodes += [weight for weight, group in weights.items() if not set(nodes).isdisjoint(group)]
@@ -179,6 +180,24 @@ def _has_room(node: torch.fx.Node) -> bool:
     """Whether XNNPACK has tensors with as many axes as those that a node takes and makes."""
     values = (one.meta.get("val") for one in (node, *node.all_input_nodes))
     return all(value.dim() <= _AXES for value in values if isinstance(value, torch.Tensor))
+
+
+def _shares_memory(source: torch.fx.Node, user: torch.fx.Node) -> bool:
+    """Whether XNNPACK may let a result take the memory of an operand that is smaller at other sizes.
+
+    It does so where both are of one size at the first call, and at a larger one it writes beyond the operand's end. What a delegate is given
+    from outside it leaves alone.
+    """
+    operator = getattr(user.target, "_op", None)
+    one, other = source.meta.get("val"), user.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()) or source.op != "call_function":
+        return False
+    large = dims(user)
+    small = [1] * (len(large) - one.dim()) + list(dims(source))
+    different = [(a, b) for a, b in zip(small, large, strict=True) if a != b]
+    return bool(different) and all(not isinstance(b, int) for _, b in different)
 
 
 def _computes(node: torch.fx.Node) -> bool:
