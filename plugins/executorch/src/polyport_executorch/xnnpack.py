@@ -106,6 +106,15 @@ _REPLACED = {
 class PhasePartitioner(XnnpackPartitioner):
     """Puts what can be computed at once into one delegate (see `polyport_executorch.partitions`)."""
 
+    def ops_to_not_decompose(self, ep: Any) -> tuple[list[Any], Any]:
+        """Operators that stay as they are, and which calls of them; None for all calls, which saves ExecuTorch one decomposition."""
+        operators, kept = super().ops_to_not_decompose(ep)
+        called = [node for node in ep.graph.nodes if node.op == "call_function" and node.target in operators]
+        if kept is not None and all(map(kept, called)):
+            present = {node.target for node in called}
+            return [operator for operator in operators if operator in present], None
+        return operators, kept
+
     def generate_partitions(self, ep: Any) -> list[Partition]:
         """The partitions of a program."""
         groups = self.get_matched_nodes_from_configs(ep)
