@@ -263,3 +263,13 @@ def test_what_is_computed_of_weights_alone_is_a_weight() -> None:
     taken, left = check(model, *tokens(*SHAPES), atol=1e-5, rtol=1e-5)
     assert not {"aten::add.Tensor", "aten::exp", "aten::neg"} & set(taken)
     assert not kernels(left, "add", "exp", "neg")
+
+
+def test_mean_of_images() -> None:
+    """XNNPACK pools with its channels last, alone in a delegate as well as behind a convolution."""
+    model = Several(
+        alone=lambda x: x.mean((-1, -2), keepdim=True),
+        scaled=lambda x: (x * 2).mean((-2, -1), keepdim=True) + 1,
+        layer=nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)),
+    )
+    check(model, *images((1, 3, 8, 8), (3, 3, 8, 8)), config=ROWS, atol=1e-5, rtol=1e-5)

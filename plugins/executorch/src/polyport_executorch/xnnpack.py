@@ -147,7 +147,7 @@ _PLAIN = frozenset(
     f"aten.{name}"
     for name in (
         "abs.default", "add.Tensor", "_softmax.default", "bmm.default", "cos.default", "div.Tensor", "exp.default",
-        "gelu.default", "linear.default", "log.default", "matmul.default", "maximum.default", "mean.dim", "minimum.default",
+        "gelu.default", "linear.default", "log.default", "matmul.default", "maximum.default", "minimum.default",
         "mul.Tensor", "neg.default", "permute_copy.default", "pow.Tensor_Scalar", "rsqrt.default", "sigmoid.default",
         "sin.default", "sqrt.default", "sub.Tensor", "tanh.default", "unsqueeze_copy.default", "view_copy.default",
     )
