@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.parent.mkdir(parents=True, exist_ok=True)
 
     def asked_for(record: Record) -> bool:
-        return record["case"] in cases and record.get("task", "forward") == task
+        same = record["case"] in cases and record.get("task", "forward") == task
+        return same and record["format"] in options.formats
 
     kept = read_results(options.results)
     if options.fresh:
