@@ -96,10 +96,7 @@ class ProgramRunner:
         """Run the graph once (see `polyport.pipeline.Runner`)."""
         try:
             with self._lock:
-                # without the runtime's copies where an input takes the result anyway: a static cache is long
-                outputs = self._method._method.call(tuple(inputs), clone_outputs=not self._changed)
-                if self._changed:
-                    outputs = self._settled(inputs, outputs)
+                outputs = self._settled(inputs) if self._changed else self._method.execute(tuple(inputs))
         except RuntimeError as error:
             raise InputError(
                 f"ExecuTorch can't run the program on these inputs: {error}",
@@ -108,8 +105,10 @@ class ProgramRunner:
             ) from error
         return [outputs[i] if i >= 0 else inputs[~i] for i in self._returned]
 
-    def _settled(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Give changed inputs their contents, which lie in the program's memory; returns copies of what was computed."""
+    def _settled(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run a graph that changes inputs, and give these their new contents."""
+        # without the copies that the runtime's public class would make: what a static cache takes is long
+        outputs = self._method._method.call(tuple(inputs), clone_outputs=False)
         with torch.inference_mode():
             for index, source in self._changed:
                 inputs[index].copy_(outputs[source])
