@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from greedy import GreedyLoop
 
 _TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
@@ -26,8 +27,8 @@ def one_thread() -> Any:
     return options
 
 
-class _Loop:
-    """One row of text, token by token.
+class _Loop(GreedyLoop):
+    """A loop over a session.
 
     Args:
         session: A session on a decode graph that takes any number of tokens.
@@ -40,54 +41,9 @@ class _Loop:
         self.outputs = [value.name for value in session.get_outputs()]
         self.states = [name for name in self.inputs if name.startswith("input.")]
 
-    def __call__(self, prompt: np.ndarray, count: int) -> list[int]:
-        """The next tokens of a prompt.
-
-        Args:
-            prompt: Ids, 1 x length.
-            count: How many tokens to make.
-        """
-        self.start()
-        made: list[int] = []
-        self.past, fresh = 0, prompt
-        while True:
-            logits = self.step(self.arguments(fresh))
-            made.append(int(logits[0, -1].argmax()))
-            if len(made) == count:
-                return made
-            self.past += fresh.shape[1]
-            fresh = np.array([[made[-1]]])
-
     def arguments(self, fresh: np.ndarray) -> dict[str, np.ndarray]:
-        """What a step takes besides the cache, as far as the graph has it."""
-        past, count = self.past, fresh.shape[1]
-        places = np.arange(past, past + count)
-        if self.room:
-            mask = (np.arange(self.room) <= places[:, None])[None, None]
-        else:
-            mask = np.ones((1, past + count), np.int64)
-        given = {
-            "input_ids": fresh,
-            "attention_mask": mask,
-            "position_ids": places[None],
-            "logits_to_keep": np.array([count - 1]),
-        }
-        return {name: array for name, array in given.items() if name in self.inputs}
-
-    def start(self) -> None:
-        """Begin with an empty cache."""
-        raise NotImplementedError
-
-    def step(self, given: dict[str, np.ndarray]) -> np.ndarray:
-        """Run the graph once, and keep the cache.
-
-        Args:
-            given: What it takes besides.
-
-        Returns:
-            The logits.
-        """
-        raise NotImplementedError
+        """See `GreedyLoop`."""
+        return {name: array for name, array in super().arguments(fresh).items() if name in self.inputs}
 
     def empty(self, name: str) -> np.ndarray:
         """An empty cache's tensor: axis 0 counts rows, axis 2 tokens, and others keep their sizes."""

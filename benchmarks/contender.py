@@ -56,11 +56,9 @@ def _optimum(folder: Path, **config: Any) -> Generate:
 
 
 def _bare_openvino(folder: Path) -> Generate:
-    import numpy as np
     import openvino_loops
 
-    loop = openvino_loops.loop(openvino_loops.graph(folder))
-    return lambda prompt, count: loop(np.array([prompt]), count)
+    return openvino_loops.loop(openvino_loops.graph(folder))
 
 
 def _bare_executorch(folder: Path) -> Generate:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from executorch.extension.pybindings import _portable_lib
 from executorch.runtime import Runtime
+from greedy import GreedyLoop
 
 #: ExecuTorch's numbers of the dtypes that occur here.
 _DTYPES = {4: torch.int64, 6: torch.float32, 11: torch.bool}
@@ -53,8 +55,8 @@ def _names(record: dict[str, Any]) -> list[str]:
     return ["" if info["name"].startswith("cache.") else info["name"] for info in metadata["inputs"]]
 
 
-class _Loop:
-    """One row of text, token by token.
+class _Loop(GreedyLoop):
+    """A loop over a method.
 
     Args:
         method: The loaded method.
@@ -70,56 +72,12 @@ class _Loop:
         # a static cache counts its tokens, and has room for as many as it can have
         self.room = max(size[2] for size in self.sizes.values() if size) if () in self.sizes.values() else 0
 
-    def __call__(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The next tokens of a prompt.
-
-        Args:
-            prompt: Ids.
-            count: How many tokens to make.
-        """
-        self.start()
-        made: list[int] = []
-        past, fresh = 0, torch.tensor([prompt])
-        with torch.inference_mode():
-            while True:
-                logits = self.step(self._arguments(past, fresh))
-                made.append(int(logits[0, -1].argmax()))
-                if len(made) == count:
-                    return made
-                past += fresh.shape[1]
-                fresh = torch.tensor([[made[-1]]])
-
-    def _arguments(self, past: int, fresh: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What a step takes besides the cache, as far as the graph has it."""
-        count = fresh.shape[1]
-        places = torch.arange(past, past + count)
-        if self.room:
-            mask = (torch.arange(self.room) <= places[:, None])[None, None]
-        else:
-            mask = torch.ones(1, past + count, dtype=torch.int64)
-        given = {
-            "input_ids": fresh,
-            "attention_mask": mask,
-            "position_ids": places[None],
-            "logits_to_keep": torch.tensor([count - 1]),
-            "state_length": torch.zeros(past, dtype=torch.int64),
-        }
+    def arguments(self, fresh: np.ndarray) -> dict[str, torch.Tensor]:
+        """See `GreedyLoop`."""
+        given = {name: torch.from_numpy(array) for name, array in super().arguments(fresh).items()}
+        # not of numpy: of what is empty, the strides are not those that ExecuTorch takes
+        given["state_length"] = torch.zeros(self.past, dtype=torch.int64)
         return {name: tensor for name, tensor in given.items() if name in self.names}
-
-    def start(self) -> None:
-        """Begin with an empty cache."""
-        raise NotImplementedError
-
-    def step(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Run the graph once, and keep the cache.
-
-        Args:
-            given: What it takes besides.
-
-        Returns:
-            The logits.
-        """
-        raise NotImplementedError
 
 
 class Stateful(_Loop):

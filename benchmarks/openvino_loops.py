@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+from greedy import GreedyLoop
 
 #: One thread, and as exact as eager: a model may ask for a cache of fewer bits by itself.
 CONFIG = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
@@ -44,8 +45,8 @@ def loop(path: Path, **options: Any) -> _Loop:
     return Growing(model) if takes_cache else Stateful(model)
 
 
-class _Loop:
-    """One row of text, token by token.
+class _Loop(GreedyLoop):
+    """A loop over a request.
 
     Args:
         model: A compiled decode graph that takes any number of tokens.
@@ -54,50 +55,10 @@ class _Loop:
     def __init__(self, model: Any) -> None:
         self.inputs = {tensor.any_name: tensor for tensor in model.inputs}
 
-    def __call__(self, prompt: np.ndarray, count: int) -> list[int]:
-        """The next tokens of a prompt.
-
-        Args:
-            prompt: Ids, 1 x length.
-            count: How many tokens to make.
-        """
-        self.start()
-        made: list[int] = []
-        past, fresh = 0, prompt
-        while True:
-            logits = self.step(self._arguments(past, fresh))
-            made.append(int(logits[0, -1].argmax()))
-            if len(made) == count:
-                return made
-            past += fresh.shape[1]
-            fresh = np.array([[made[-1]]])
-
-    def _arguments(self, past: int, fresh: np.ndarray) -> dict[str, Any]:
-        """What a step takes besides the cache, as far as the graph has it."""
-        count = fresh.shape[1]
-        given = {
-            "input_ids": fresh,
-            "attention_mask": np.ones((1, past + count), np.int64),
-            "position_ids": np.arange(past, past + count)[None],
-            "logits_to_keep": np.array([count - 1]),
-            "beam_idx": np.zeros(1, np.int32),
-        }
+    def arguments(self, fresh: np.ndarray) -> dict[str, Any]:
+        """See `GreedyLoop`."""
+        given = {**super().arguments(fresh), "beam_idx": np.zeros(1, np.int32)}
         return {name: ov.Tensor(array) for name, array in given.items() if name in self.inputs}
-
-    def start(self) -> None:
-        """Begin with an empty cache."""
-        raise NotImplementedError
-
-    def step(self, given: dict[str, Any]) -> np.ndarray:
-        """Run the graph once, and keep the cache.
-
-        Args:
-            given: What it takes besides.
-
-        Returns:
-            The logits.
-        """
-        raise NotImplementedError
 
 
 class Stateful(_Loop):
