@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertModel,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from polyport import DynamoConfig, DynamoExporter, structure
 from polyport.capture import capture
@@ -152,19 +160,22 @@ def test_a_model_is_not_run_beyond_the_positions_that_it_has_learned():
     assert lengths == {17}
 
 
+class Embedded(PreTrainedModel):
+    """Embeds its tokens; what it makes of them is up to the tests."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self):
+        super().__init__(PreTrainedConfig())
+        self.embed = torch.nn.Embedding(64, 8)
+        self.post_init()
+
+
 @pytest.mark.parametrize("length", [4, 9, 20])
 def test_a_number_made_of_a_size_is_an_error_that_names_the_axis(length):
     """For one token the graph is right, whatever number it keeps: a slice of one token is that token."""
-    from transformers import PreTrainedConfig, PreTrainedModel
 
-    class Some(PreTrainedModel):
-        config_class = PreTrainedConfig
-
-        def __init__(self):
-            super().__init__(PreTrainedConfig())
-            self.embed = torch.nn.Embedding(64, 8)
-            self.post_init()
-
+    class Some(Embedded):
         def forward(self, input_ids):
             return self.embed(input_ids)[:, : int(input_ids.shape[1] ** 0.5)].sum(1)
 
@@ -175,16 +186,7 @@ def test_a_number_made_of_a_size_is_an_error_that_names_the_axis(length):
 
 
 def test_a_frozen_axis_is_an_error_that_names_it():
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    class Unrolled(PreTrainedModel):
-        config_class = PreTrainedConfig
-
-        def __init__(self):
-            super().__init__(PreTrainedConfig())
-            self.embed = torch.nn.Embedding(64, 8)
-            self.post_init()
-
+    class Unrolled(Embedded):
         def forward(self, input_ids):
             state = torch.zeros(input_ids.shape[0], 8)
             for step in range(input_ids.shape[1]):

@@ -32,6 +32,12 @@ def loaded(saved: Path) -> ExportedModel:
     return ExportedModel.from_pretrained(saved)
 
 
+@pytest.fixture
+def seeded() -> None:
+    """Layers have the same weights on each run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def small() -> torch.nn.Module:
     """What lowers quickest, for tests that need a lowering of their own."""

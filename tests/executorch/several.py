@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from polyport import ExportedModel
@@ -14,6 +15,8 @@ from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 from polyport_executorch.delegation import REPORT
 
 DYNAMIC = ExecutorchConfig(dynamic=True)
+#: Images of one size, in any number.
+ROWS = ExecutorchConfig(dynamic_shapes={"pixel_values": {0: Dim("batch", min=1, max=8)}})
 SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))
 
 Report = dict[str, Any]
@@ -87,3 +90,16 @@ def assert_same(
 def kernels(left: Report, *names: str) -> list[str]:
     """The kernels that have one of some names in theirs."""
     return [kernel for kernel in left if any(name in kernel for name in names)]
+
+
+def check_logits(model: Any) -> tuple[Report, Report]:
+    """Export a language model with one prompt and compare with eager at others; returns what `check` does."""
+
+    def inputs(batch: int, length: int) -> dict[str, Any]:
+        ids = torch.randint(
+            3, 90, (batch, length), generator=torch.Generator().manual_seed(batch * 100 + length)
+        )
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+
+    sample, *others = (inputs(*shape) for shape in ((1, 6), (1, 1), (3, 17), (2, 3)))
+    return check(model, sample, *others, atol=1e-5, rtol=1e-5)

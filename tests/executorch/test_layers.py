@@ -6,21 +6,12 @@ import functools
 
 import pytest
 import torch
-from several import SHAPES, Several, check, images, kernels, noise
+from several import ROWS, SHAPES, Several, check, images, kernels, noise
 from several import tokens as tokens_of
 from torch import Tensor, nn
-from torch.export import Dim
-
-from polyport_executorch import ExecutorchConfig
 
 tokens = functools.partial(tokens_of, width=32)
-ROWS = ExecutorchConfig(dynamic_shapes={"pixel_values": {0: Dim("batch", min=1, max=8)}})
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Layers have the same weights on each run."""
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # ── convolutions along one axis ─────────────────────────────────────────────────────────────────────────────────────

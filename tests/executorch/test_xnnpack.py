@@ -7,21 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from several import DYNAMIC, SHAPES, Several, assert_same, check, images, kernels, noise
+from several import DYNAMIC, ROWS, SHAPES, Several, assert_same, check, images, kernels, noise
 from several import tokens as tokens_of
 from torch import Tensor, nn
-from torch.export import Dim
 
-from polyport_executorch import ExecutorchConfig, ExecutorchExporter
+from polyport_executorch import ExecutorchExporter
 
 tokens = functools.partial(tokens_of, width=32)
-ROWS = ExecutorchConfig(dynamic_shapes={"pixel_values": {0: Dim("batch", min=1, max=8)}})
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Layers have the same weights on each run."""
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # ── norms ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -86,9 +86,9 @@ def save_programs(programs: Mapping[str, Any], folder: Path) -> dict[str, tuple[
         shared = isinstance(program, LoadedProgram) and program.shared
         key = program.source if shared else name
         if key not in written:
-            # two exports, each with a file for several, may have been put together
-            taken = not shared or SHARED in written.values() or f"{name}.pte" == SHARED
-            written[key] = f"{name}.pte" if taken else SHARED
+            # components of different exports may have been put together, and one of them may be called as the file is
+            free = SHARED not in written.values() and Path(SHARED).stem not in programs
+            written[key] = SHARED if shared and free else f"{name}.pte"
             write_program(program, folder / written[key])
         files[name] = (written[key],)
     return files

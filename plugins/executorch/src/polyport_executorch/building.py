@@ -199,16 +199,19 @@ class Builder:
 
     def plus(self, size: Any, other: Any) -> Any:
         """The sum of two sizes."""
-        fixed = not isinstance(size, Node) and not isinstance(other, Node)
-        return size + other if fixed else self.op(operator.add, size, other)
+        return self.of_sizes(operator.add, size, other)
 
     def times(self, size: Any, count: Any) -> Any:
         """A size times a number or another size.
 
         Written out, since what torch infers for a size of -1 is an expression that it later compares by the sample's sizes.
         """
-        fixed = not isinstance(size, Node) and not isinstance(count, Node)
-        return size * count if fixed else self.op(operator.mul, size, count)
+        return self.of_sizes(operator.mul, size, count)
+
+    def of_sizes(self, compute: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+        """What is computed of two sizes: a number if both are, and a node otherwise."""
+        fixed = not isinstance(one, Node) and not isinstance(other, Node)
+        return compute(one, other) if fixed else self.op(compute, one, other)
 
     def once(self, key: Any, after: Node, make: Callable[[], Node]) -> Node:
         """What `make` writes behind a node; the same for equal keys.

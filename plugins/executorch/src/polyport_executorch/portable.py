@@ -35,7 +35,7 @@ def rewritten() -> set[str]:
 
 def is_copy(node: Node) -> bool:
     """Whether a node is a copy of a value: in a functional graph nobody can tell them apart."""
-    if node.op != "call_function" or str(node.target) not in _COPIES:
+    if node.op != "call_function" or str(node.target) not in COPIES:
         return False
     given = arguments(node)
     return not given.get("train") and bool(traced(given_to(node)).dtype == traced(node).dtype)
@@ -217,7 +217,8 @@ def _of_weights(b: Builder, node: Node) -> Node | None:
     return b.constant(("of weights", node), computed)
 
 
-_COPIES = frozenset(
+#: Operators whose result has the numbers of what they are given.
+COPIES = frozenset(
     f"aten.{name}"
     for name in (
         "alias.default", "clone.default", "contiguous.default", "detach.default", "dropout.default",
@@ -227,7 +228,7 @@ _COPIES = frozenset(
 )  # fmt: skip
 
 _RULES: dict[str, Callable[[Builder, Node], Node | None]] = {
-    **dict.fromkeys(_COPIES, _same),
+    **dict.fromkeys(COPIES, _same),
     "transformers.grouped_mm_fallback.default": _grouped,
     "aten._grouped_mm.default": _grouped,
     "aten.conv3d.default": _convolution,

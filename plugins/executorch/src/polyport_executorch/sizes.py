@@ -16,25 +16,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from polyport.errors import ExportError
 from polyport_executorch.building import Builder, arguments
-from polyport_executorch.portable import given_to
+from polyport_executorch.portable import COPIES, given_to
 
 Node = torch.fx.Node
 aten = torch.ops.aten
 
 _READS = {aten.item.default, aten._local_scalar_dense.default}
-
-#: Tensors of the number that they are given.
-_SAME = {
-    aten.alias.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.lift_fresh_copy.default,
-    aten.to.device,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten._to_copy.default,
-}
-
 
 _COMPUTED: dict[Any, Callable[[Any, Any], Any]] = {
     aten.add.Tensor: operator.add,
@@ -111,7 +98,7 @@ def _number(b: Builder, node: Any) -> Any:
         return None
     if (constant := b.content(node)) is not None:
         return int(constant)
-    if node.target in _SAME or node.target is aten.scalar_tensor.default:
+    if str(node.target) in COPIES or node.target is aten.scalar_tensor.default:
         return _number(b, given_to(node))
     if (compute := _COMPUTED.get(node.target)) is None or arguments(node).get("alpha", 1) != 1:
         return None
@@ -120,9 +107,7 @@ def _number(b: Builder, node: Any) -> Any:
         one, other = other, one
     if one is None or other is None:
         return None
-    return (
-        b.op(compute, one, other) if isinstance(one, Node) or isinstance(other, Node) else compute(one, other)
-    )
+    return b.of_sizes(compute, one, other)
 
 
 def _propagate(b: Builder) -> None:
