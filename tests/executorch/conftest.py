@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from polyport import ExportedModel
+from polyport.assembly import Pipeline
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what the test modules share
@@ -53,6 +54,12 @@ def small() -> torch.nn.Module:
         max_position_embeddings=48,
     )
     return BertModel(config, add_pooling_layer=False).eval()
+
+
+@pytest.fixture(scope="module")
+def pipeline(small: Any, token_ids: Any) -> Pipeline:
+    """The small model, traced once for all of its lowerings."""
+    return Pipeline(small, token_ids(1, 5))
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from torch.export import Dim
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from polyport import ExportedModel
+from polyport.assembly import Pipeline
+from polyport.session import Session
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 from polyport_executorch.delegation import REPORT
 
@@ -103,3 +105,16 @@ def check_logits(model: Any) -> tuple[Report, Report]:
 
     sample, *others = (inputs(*shape) for shape in ((1, 6), (1, 1), (3, 17), (2, 3)))
     return check(model, sample, *others, atol=1e-5, rtol=1e-5)
+
+
+def lower(pipeline: Pipeline, **options: Any) -> ExportedModel:
+    """A lowering of a traced model."""
+    session = Session("executorch")
+    made = pipeline.run([(session, ExecutorchConfig(dynamic=True, **options))])
+    return ExportedModel("executorch", {"model": made["executorch"][0]}, session=session)
+
+
+def assert_like_eager(model: Any, exported: ExportedModel, inputs: Any) -> None:
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+    torch.testing.assert_close(exported(**inputs).last_hidden_state, expected, atol=1e-5, rtol=1e-5)

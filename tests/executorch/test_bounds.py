@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-import sympy
 import torch
+from several import assert_like_eager, lower
 from torch.export import Dim
 
-import polyport
 from polyport import ExportedModel
 from polyport.assembly import Pipeline
 from polyport.errors import ConfigError, ExportError, InputError
-from polyport.metadata import AxisRange, ExportMetadata, TensorInfo
+from polyport.metadata import AxisRange, ExportMetadata
 from polyport.pipeline import ExportedComponent
-from polyport.session import Session
-from polyport_dynamo import DynamoConfig
-from polyport_dynamo.lowering.facts import symbolic
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
-from polyport_executorch.bounds import _solved, bounded, narrowed, total
+from polyport_executorch.bounds import bounded, total
 
 
 def record(**axes: AxisRange) -> ExportMetadata:
     return ExportMetadata(axes=axes)
-
-
-@pytest.fixture(scope="module")
-def pipeline(small: Any, token_ids: Any) -> Pipeline:
-    """The small model, traced once for all of its lowerings."""
-    return Pipeline(small, token_ids(1, 5))
-
-
-def lower(pipeline: Pipeline, **options: Any) -> ExportedModel:
-    session = Session("executorch")
-    made = pipeline.run([(session, ExecutorchConfig(dynamic=True, **options))])
-    return ExportedModel("executorch", {"model": made["executorch"][0]}, session=session)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +38,6 @@ def narrow(pipeline: Pipeline) -> ExportedModel:
 @pytest.fixture(scope="module")
 def wide(pipeline: Pipeline) -> ExportedModel:
     return lower(pipeline, max_sizes={"batch": 20})
-
-
-def assert_like_eager(model: Any, exported: ExportedModel, inputs: Any) -> None:
-    with torch.no_grad():
-        expected = model(**inputs).last_hidden_state
-    torch.testing.assert_close(exported(**inputs).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
 
 
 def planned(exported: ExportedComponent) -> int:
@@ -294,28 +271,6 @@ def test_fixed_cache(tiny_llama: Any, static_cache: Any, static_step: Any) -> No
             torch.testing.assert_close(ours.layers[1].keys, theirs.layers[1].keys, atol=1e-5, rtol=1e-5)
 
 
-def test_limit_of_two_fixes_nothing(pipeline: Pipeline, small: Any, token_ids: Any) -> None:
-    exported = lower(pipeline, max_sizes={"batch": 2, "sequence": 2})
-    for shape in ((1, 1), (2, 1), (1, 2), (2, 2)):
-        assert_like_eager(small, exported, token_ids(*shape))
-
-
-def test_limit_of_one(pipeline: Pipeline, small: Any, token_ids: Any) -> None:
-    exported = lower(pipeline, max_sizes={"batch": 1})
-    for length in (1, 48):
-        assert_like_eager(small, exported, token_ids(1, length))
-
-
-def test_size_that_is_a_multiple() -> None:
-    """What limits an axis limits what it is made of."""
-    s, t = sympy.symbols("s t", positive=True, integer=True)
-    assert list(_solved(s, 64)) == [(s, 64)]
-    assert list(_solved(32 * s, 64)) == [(s, 2)]
-    assert list(_solved(8 * s + 1, 64)) == [(s, 7)]
-    for size in (7, s + t, s * t, s**2, s // 2):
-        assert list(_solved(size, 64)) == []
-
-
 @pytest.mark.parametrize(
     ("name", "most"), [("past+sequence", 30), ("past+1", 21), ("past+kept", None), ("7", 7)]
 )
@@ -346,80 +301,3 @@ def test_one_config_for_the_components_of_a_generation(tiny_llama: Any, token_id
         ExecutorchExporter().export_for_generation(
             tiny_llama, token_ids(1, 5), attrs.evolve(config, max_sizes={"sequense": 10})
         )
-
-
-# ── others ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("first", ["executorch", "dynamo"])
-def test_other_formats_of_one_trace_are_not_limited(small: Any, token_ids: Any, first: str) -> None:
-    calls: list[int] = []
-    ours, theirs = (
-        ExecutorchConfig(dynamic=True, max_sizes={"batch": 2, "sequence": 6}),
-        DynamoConfig(dynamic=True),
-    )
-    configs = [ours, theirs] if first == "executorch" else [theirs, ours]
-    alone = polyport.export(small, token_ids(1, 5), [theirs])["dynamo"]
-    handle = small.register_forward_hook(lambda *_: calls.append(1))
-    try:
-        made = polyport.export(small, token_ids(1, 5), configs)
-        together = len(calls)
-        calls.clear()
-        polyport.export(small, token_ids(1, 5), [theirs])
-    finally:
-        handle.remove()
-    assert together == len(calls)  # traced once
-    assert list(made) == [config.export_format for config in configs]
-    assert made["dynamo"]["model"].metadata.axes == alone["model"].metadata.axes
-    for shape in ((20, 48), (9, 7), (1, 1)):
-        assert_like_eager(small, made["dynamo"], token_ids(*shape))
-    assert_like_eager(small, made["executorch"], token_ids(2, 6))
-    with pytest.raises(InputError, match="'sequence' has size 7, which must be between 1 and 6"):
-        made["executorch"](**token_ids(1, 7))
-
-
-def test_other_formats_of_a_fixed_cache(
-    tiny_llama: Any, static_cache: Any, static_step: Any, tmp_path: Path
-) -> None:
-    """That some of its axes are equal is told to the tracer, which the formats share."""
-    configs = [ExecutorchConfig(dynamic=True, max_sizes={"cache_length": 24}), DynamoConfig(dynamic=True)]
-    made = polyport.export(tiny_llama, static_step(static_cache(2), 0, 2, 3), configs)["dynamo"]
-    made.save_pretrained(tmp_path / "dynamo")
-    for exported in (made, ExportedModel.from_pretrained(tmp_path / "dynamo")):
-        theirs, ours = static_cache(9), static_cache(9)
-        with torch.no_grad():
-            expected = tiny_llama(**static_step(theirs, 0, 9, 4))
-        got = exported(**static_step(ours, 0, 9, 4))
-        torch.testing.assert_close(got.logits, expected.logits, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(ours.layers[1].values, theirs.layers[1].values, atol=1e-5, rtol=1e-5)
-
-
-def test_limits_of_one_lowering_do_not_bind_the_next(
-    pipeline: Pipeline, narrow: ExportedModel, small: Any, token_ids: Any
-) -> None:
-    again = lower(pipeline)
-    assert again["model"].metadata.axes == {"batch": AxisRange(1, 8), "sequence": AxisRange(1, 48)}
-    assert_like_eager(small, again, token_ids(8, 48))
-
-
-class _Times(torch.nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x.sum() * y.sum()
-
-
-def test_what_a_lowering_finds_out_about_sizes_above_the_limits() -> None:
-    """It decides by the sizes that were traced with, and a size outside of the limits contradicts whatever it finds out."""
-    free = {name: {1: Dim(f"of_{name}", min=1, max=500)} for name in "xy"}
-    program = torch.export.export(_Times(), (torch.ones(1, 131), torch.ones(1, 211)), dynamic_shapes=free)
-    inputs = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
-    one, other = (inputs[name].shape[1] for name in "xy")
-    env = one.node.shape_env
-    before = dict(env.backed_var_to_val)
-    info = tuple(TensorInfo(name, "float32", (1, f"of_{name}")) for name in "xy")
-    limited = record(of_x=AxisRange(1, 40), of_y=AxisRange(1, 40))
-    with narrowed(attrs.evolve(limited, inputs=info), inputs):
-        for size in (one, other):
-            assert bool(size - 1 > 1)  # so it is 3 or more
-            assert 3 <= env.backed_var_to_val[symbolic(size)] <= 40
-        assert env.backed_var_to_val[symbolic(one)] != env.backed_var_to_val[symbolic(other)]
-    assert env.backed_var_to_val == before

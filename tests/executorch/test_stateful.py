@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from polyport import ExportedModel
@@ -111,6 +111,29 @@ def test_the_file_has_no_room_for_the_caches(folder: Path, tiny_llama: Any) -> N
     caches = 4 * 6 * 2 * 1024 * 8 * 4
     assert caches > 10 * weights
     assert (folder / "decode.pte").stat().st_size < caches / 2
+
+
+def test_caches_are_planned_once() -> None:
+    """The memory that a step takes beside the caches doesn't grow with their number."""
+    plans = []
+    for layers in (1, 3):
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+        )
+        made = ExecutorchExporter().export_for_generation(
+            LlamaForCausalLM(config).eval(), SAMPLE, ExecutorchConfig(dynamic=True, stateful=True)
+        )
+        (plan, _) = made["decode"].program.executorch_program.execution_plan
+        plans.append(plan.non_const_buffer_sizes)
+    (_, *one), (_, *three) = plans
+    cache = 513 * 16 * 4  # tokens, features, bytes
+    assert one[1] == 2 * cache
+    assert three[1] == 3 * one[1]
+    assert three[0] < one[0] + cache
 
 
 # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────────────

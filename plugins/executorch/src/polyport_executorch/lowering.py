@@ -14,12 +14,12 @@ from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering import Leaves, prepare
 from polyport_dynamo.lowering.facts import dims
 from polyport_executorch import portable
-from polyport_executorch.bounds import exactly, narrowed
 from polyport_executorch.building import Builder
 from polyport_executorch.config import ExecutorchConfig
 from polyport_executorch.methods import METHOD, STATE
 from polyport_executorch.portable import given_to, is_copy
 from polyport_executorch.programs import contents, functional
+from polyport_executorch.ranges import exactly, narrowed, settle
 from polyport_executorch.recipes import Recipe
 from polyport_executorch.sizes import read_from_sizes, without_powers
 from polyport_executorch.stateful import make_stateful, state_program
@@ -90,6 +90,7 @@ def lower_program(
         read_from_sizes(builder)
         portable.rewrite(builder)
         recipe.rewrite(builder)
+        settle(metadata, inputs, prepared.graph.find_nodes(op="placeholder"))
         programs = {METHOD: functional(prepared, builder.constants, state, largest)}
         if state is not None:
             programs[STATE] = state_program(state)
@@ -172,10 +173,11 @@ def _tidy(graph: torch.fx.Graph) -> None:
 
 def _backend_config(config: ExecutorchConfig, *, shared: bool) -> Any:
     from executorch.exir import ExecutorchBackendConfig
-    from executorch.exir.passes import MemoryPlanningPass
+
+    from polyport_executorch.passes import PlanOnce
 
     return ExecutorchBackendConfig(
-        memory_planning_pass=MemoryPlanningPass(
+        memory_planning_pass=PlanOnce(
             alloc_graph_input=config.alloc_graph_input,
             alloc_graph_output=config.alloc_graph_output,
             alloc_mutable_buffers=config.alloc_mutable_buffers,

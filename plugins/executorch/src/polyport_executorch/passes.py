@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from executorch.exir.dialects._ops import ops
+from executorch.exir.operator.convert import is_inplace_variant
 from executorch.exir.pass_base import ExportPass
+from executorch.exir.passes import MemoryPlanningPass
 from torch.fx.passes.infra.pass_base import PassResult
 
 
@@ -38,6 +40,27 @@ class RowByRow(ExportPass):
         if _turned(kwargs):
             kwargs = {**kwargs, "dim_order": sorted(kwargs["dim_order"])}
         return super().call_operator(op, args, kwargs, meta)
+
+
+class PlanOnce(MemoryPlanningPass):
+    """What is written in place has one place in memory.
+
+    ExecuTorch's pass lets an operator that writes in place share the place of what it writes, but not the results of the graph, which stand
+    for the new contents of buffers (https://github.com/pytorch/executorch/pull/19482): as much as all caches together was planned for
+    results that a program doesn't return.
+    """
+
+    def run(self, graph_module: torch.fx.GraphModule, graph_signature: Any = None) -> PassResult:
+        """Plan the memory of a graph."""
+        for node in graph_module.graph.nodes:
+            if (schema := getattr(node.target, "_schema", None)) and is_inplace_variant(
+                schema.name, schema.overload_name
+            ):
+                node.meta["spec"] = node.args[0].meta["spec"]
+        output = graph_module.graph.output_node()
+        output.meta["spec"] = torch.fx.map_arg(output.args[0], lambda node: node.meta.get("spec"))
+        result: PassResult = super().run(graph_module, graph_signature)
+        return result
 
 
 _CLONE = ops.edge.dim_order_ops._clone_dim_order.default
