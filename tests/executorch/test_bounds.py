@@ -17,7 +17,7 @@ from polyport.errors import ConfigError, ExportError, InputError
 from polyport.metadata import AxisRange, ExportMetadata
 from polyport.pipeline import ExportedComponent
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
-from polyport_executorch.bounds import bounded, total
+from polyport_executorch.bounds import bounded, chosen_limits, total
 
 
 def record(**axes: AxisRange) -> ExportMetadata:
@@ -52,10 +52,10 @@ def planned(exported: ExportedComponent) -> int:
 @pytest.mark.parametrize(
     ("name", "size", "limit", "expected"),
     [
-        ("batch", 1, None, 8),
+        ("batch", 1, None, 4),
         ("batch", 5, None, 10),  # twice the sample's
-        ("batch", 1, 4, 4),  # the model's own
-        ("batch", 1, 100, 8),
+        ("batch", 1, 3, 3),  # the model's own
+        ("batch", 1, 100, 4),
         ("sequence", 5, None, 512),
         ("sequence", 5, 48, 48),
         ("sequence", 5, 4096, 512),
@@ -78,6 +78,18 @@ def test_defaults(name: str, size: int, limit: int | None, expected: int) -> Non
     assert made.axes == {name: AxisRange(1, expected)}
 
 
+def test_limits_that_the_user_has_chosen() -> None:
+    shapes = {
+        "ids": {0: Dim("batch", max=6), 1: Dim("sequence", min=2)},
+        "more": [{0: Dim("rows", max=900)}, None],
+    }
+    assert chosen_limits(shapes) == {6, 900}
+    assert chosen_limits(None) == frozenset()
+    axes = {"batch": AxisRange(1, 6), "sequence": AxisRange(2, 4096), "rows": AxisRange(1, 900)}
+    made = bounded(record(**axes), {}, {"rows": 7}, {6, 900})
+    assert {name: span.max for name, span in made.axes.items()} == {"batch": 6, "sequence": 512, "rows": 7}
+
+
 def test_sizes_below_the_smallest_are_no_default() -> None:
     made = bounded(record(height=AxisRange(600, None), sequence=AxisRange(600, None)), {}, {})
     assert made.axes == {"height": AxisRange(600, 600), "sequence": AxisRange(600, 600)}
@@ -85,7 +97,7 @@ def test_sizes_below_the_smallest_are_no_default() -> None:
 
 def test_what_a_call_does_not_size_has_a_default() -> None:
     made = bounded(record(batch=AxisRange(), images=AxisRange(0)), {}, {})
-    assert made.axes == {"batch": AxisRange(1, 8), "images": AxisRange(0, 64)}
+    assert made.axes == {"batch": AxisRange(1, 4), "images": AxisRange(0, 64)}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -113,7 +125,7 @@ def test_recorded(by_default: ExportedModel, narrow: ExportedModel, wide: Export
     def axes(exported: ExportedModel) -> dict[str, tuple[int, int | None]]:
         return {name: (span.min, span.max) for name, span in exported["model"].metadata.axes.items()}
 
-    assert axes(by_default) == {"batch": (1, 8), "sequence": (1, 48)}  # the model has 48 positions
+    assert axes(by_default) == {"batch": (1, 4), "sequence": (1, 48)}  # the model has 48 positions
     assert axes(narrow) == {"batch": (1, 3), "sequence": (1, 4)}
     assert axes(wide) == {"batch": (1, 20), "sequence": (1, 48)}
 
@@ -122,11 +134,11 @@ def test_memory_is_planned_for_the_largest_sizes(
     by_default: ExportedModel, narrow: ExportedModel, wide: ExportedModel
 ) -> None:
     sizes = [planned(exported["model"]) for exported in (narrow, by_default, wide)]
-    assert sizes[0] < sizes[1] / 10
+    assert sizes[0] < sizes[1] / 8
     assert sizes[2] > 2 * sizes[1]
 
 
-@pytest.mark.parametrize("shape", [(8, 48), (8, 1), (1, 48), (1, 1), (5, 17)])
+@pytest.mark.parametrize("shape", [(4, 48), (4, 1), (1, 48), (1, 1), (3, 17)])
 def test_up_to_the_largest(
     by_default: ExportedModel, small: Any, token_ids: Any, shape: tuple[int, int]
 ) -> None:
@@ -150,7 +162,7 @@ def test_memory_for_one_or_two_rows_is_no_more_than_that(
 ) -> None:
     """Torch takes sizes that vary to be able to be larger."""
     few = lower(pipeline, max_sizes={"batch": rows})
-    assert planned(few["model"]) < 1.1 * planned(by_default["model"]) * rows / 8
+    assert planned(few["model"]) < 1.1 * planned(by_default["model"]) * rows / 4
     for shape in ((1, 48), (rows, 3), (1, 1)):
         assert_like_eager(small, few, token_ids(*shape))
 
@@ -158,8 +170,8 @@ def test_memory_for_one_or_two_rows_is_no_more_than_that(
 def test_a_larger_input_is_refused(by_default: ExportedModel, narrow: ExportedModel, token_ids: Any) -> None:
     with pytest.raises(InputError, match="The axis 'sequence' has size 49, which must be between 1 and 48"):
         by_default(**token_ids(1, 49))
-    with pytest.raises(InputError, match="The axis 'batch' has size 9, which must be between 1 and 8"):
-        by_default(**token_ids(9, 5))
+    with pytest.raises(InputError, match="The axis 'batch' has size 5, which must be between 1 and 4"):
+        by_default(**token_ids(5, 5))
     with pytest.raises(InputError, match="The axis 'sequence' has size 5, which must be between 1 and 4"):
         narrow(**token_ids(1, 5))
 
@@ -209,6 +221,7 @@ def test_fixed_sizes(small: Any, token_ids: Any) -> None:
 
 
 def test_limits_of_dynamic_shapes(small: Any, token_ids: Any) -> None:
+    """They stay, though by default there would be less room."""
     batch, length = Dim("batch", min=1, max=6), Dim("sequence", min=2, max=20)
     shapes = {name: {0: batch, 1: length} for name in ("input_ids", "attention_mask")}
     exported = ExecutorchExporter().export(small, token_ids(2, 5), ExecutorchConfig(dynamic_shapes=shapes))

@@ -7,16 +7,18 @@ the square. `ExecutorchConfig.max_sizes` sets them; the record has them, so that
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import attrs
 import torch
+from torch.utils._pytree import tree_leaves
 
 from polyport.errors import ConfigError
 from polyport.metadata import AxisRange, ExportMetadata
 
-#: Rows, where nothing says more.
-_BATCH = 8
+#: Rows, where nothing says more. Delegates take memory for the largest sizes from the first call on, however small that is.
+_BATCH = 4
 #: Tokens, pixels and other sizes, where neither the sample nor the model says more.
 _LEAST = 64
 #: Tokens, where the model takes more.
@@ -40,7 +42,12 @@ _OF_COMPONENTS = frozenset(
 )
 
 
-def bounded(metadata: ExportMetadata, sizes: Mapping[str, int], wanted: Mapping[str, int]) -> ExportMetadata:
+def bounded(
+    metadata: ExportMetadata,
+    sizes: Mapping[str, int],
+    wanted: Mapping[str, int],
+    chosen: Collection[int] = (),
+) -> ExportMetadata:
     """A record whose axes all have a largest size.
 
     Args:
@@ -48,6 +55,7 @@ def bounded(metadata: ExportMetadata, sizes: Mapping[str, int], wanted: Mapping[
         sizes: Name of an axis -> its size in the sample.
         wanted: `ExecutorchConfig.max_sizes`. Where axes vary, a name that other components of a generation may have as an axis is
             left to them.
+        chosen: Limits that the user has given the tracer (see `chosen_limits`): where an axis has one of them, it stays.
 
     Raises:
         ConfigError: A name in `wanted` is no axis, or its size is outside of what the trace allows.
@@ -69,10 +77,24 @@ def bounded(metadata: ExportMetadata, sizes: Mapping[str, int], wanted: Mapping[
                 f"max_sizes asks for {name}={size}; the traced model allows {limits}.", backend="executorch"
             )
     axes = {
-        name: AxisRange(min=span.min, max=wanted.get(name) or _largest(name, metadata, sizes.get(name, 1)))
+        name: AxisRange(
+            min=span.min,
+            max=wanted.get(name)
+            or (span.max if span.max in chosen else _largest(name, metadata, sizes.get(name, 1))),
+        )
         for name, span in metadata.axes.items()
     }
     return attrs.evolve(metadata, axes=axes)
+
+
+def chosen_limits(dynamic_shapes: Any) -> frozenset[int]:
+    """The largest sizes that `dynamic_shapes` names.
+
+    Args:
+        dynamic_shapes: What `torch.export.export` takes under that name.
+    """
+    dims = (leaf for leaf in tree_leaves(dynamic_shapes) if hasattr(leaf, "max"))
+    return frozenset(dim.max for dim in dims if isinstance(dim.max, int))
 
 
 def _largest(name: str, metadata: ExportMetadata, size: int) -> int:

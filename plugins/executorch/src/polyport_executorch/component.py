@@ -35,7 +35,12 @@ def to_component(traced: TracedProgram, config: ExecutorchConfig) -> ExportedCom
         # once more: the capture was another format's where formats share a trace
         check_call(config.backend, traced.call.model, traced.call.sample)
         sample = tensor_leaves(traced.call.sample)
-    metadata = bounds.bounded(traced.metadata, bounds.sizes_of(traced.metadata, sample), config.max_sizes)
+    metadata = bounds.bounded(
+        traced.metadata,
+        bounds.sizes_of(traced.metadata, sample),
+        config.max_sizes,
+        bounds.chosen_limits(config.dynamic_shapes),
+    )
     nodes = {node.name: node for node in traced.program.graph.find_nodes(op="placeholder")}
     inputs = {
         info.name: nodes[name].meta["val"]
