@@ -24,6 +24,25 @@ from polyport_executorch.stateful import State
 Node = torch.fx.Node
 
 
+class _Functional(torch.export.ExportedProgram):
+    """A program that changes nothing in place. ExecuTorch's lowering first lets torch make it so, which traces the whole graph anew."""
+
+    def run_decompositions(
+        self, decomp_table: dict[Any, Any] | None = None, **options: Any
+    ) -> torch.export.ExportedProgram:
+        """Decompose operators; a table without any is no reason to trace.
+
+        Args:
+            decomp_table: Operator -> how to compute it.
+            options: As torch takes them.
+        """
+        # torch's own table is filled when it is first asked, and until then equals an empty one
+        if type(decomp_table) is dict and not decomp_table:
+            return self
+        made: torch.export.ExportedProgram = super().run_decompositions(decomp_table, **options)
+        return made
+
+
 def contents(prepared: Prepared) -> dict[Node, torch.Tensor]:
     """Placeholder -> the weight or constant that it stands for."""
     tensors = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -84,7 +103,7 @@ def functional(
         **{node.name: tensor for node, tensor in constants.items()},
         **{one.name: one.content for one in kept},
     }
-    return torch.export.ExportedProgram(
+    return _Functional(
         root=torch.fx.GraphModule(program.graph_module, graph),
         graph=graph,
         graph_signature=ExportGraphSignature(inputs, outputs),
