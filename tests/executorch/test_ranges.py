@@ -9,7 +9,7 @@ import attrs
 import pytest
 import sympy
 import torch
-from several import assert_like_eager, lower
+from several import Several, assert_like_eager, check, images, lower, noise, tokens
 from torch.export import Dim
 from transformers import DynamicCache
 
@@ -68,6 +68,38 @@ def test_a_past_of_one_token_may_be_missing(tiny_llama: Any, token_ids: Any) -> 
         with torch.no_grad():
             expected = tiny_llama(**inputs(*shape)).logits
         torch.testing.assert_close(exported(**inputs(*shape)).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+class _Positions(torch.nn.Module):
+    """Only the batch varies: there is one position for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(noise(1, 16, 16, seed=1))
+        self.norm = torch.nn.BatchNorm1d(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm((x + self.table).reshape(-1, 64))
+
+
+def test_what_torch_decides_by_a_size_is_decided_by_one_within_the_limits() -> None:
+    """Here how a convolution is computed: by whether it is of 16 rows or more, which are four images."""
+    config = ExecutorchConfig(dynamic=True, max_sizes={"batch": 4})
+    given = images((2, 1, 16, 16), (4, 1, 16, 16), (3, 1, 16, 16), (1, 1, 16, 16))
+    check(Several(positions=_Positions()), *given, config=config, atol=1e-5, rtol=1e-5)
+
+
+def _in_chunks(x: torch.Tensor) -> torch.Tensor:
+    """As a scan in chunks has it: a length that is no chunk's is padded, and what a chunk has is worked out from how many there are."""
+    x = torch.nn.functional.pad(x, (0, 0, 0, (8 - x.size(1) % 8) % 8))
+    return x.reshape(x.size(0), x.size(1) // 8, -1, x.size(2)).flatten(1, 2) * 2
+
+
+def test_a_size_for_whose_limit_torch_finds_none() -> None:
+    """Longer than what was traced with: that is what ExecuTorch plans for where there is no limit."""
+    config = ExecutorchConfig(dynamic=True, max_sizes={"batch": 4, "sequence": 90})
+    given = tokens((2, 21), (4, 90), (3, 17), (1, 9), width=6)
+    check(Several(chunks=_in_chunks), *given, config=config, atol=1e-5, rtol=1e-5)
 
 
 def test_size_that_is_a_multiple() -> None:

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+)
 from transformers.cache_utils import DynamicCache
 
 from polyport import ExportedModel
@@ -170,6 +177,29 @@ def test_several_tokens_at_once_on_a_cache(stateful: ExportedModel, tiny_llama: 
         out = module(input_ids=ids[:, start:end], cache=cache, use_cache=True)
         found.append(out.logits)
     torch.testing.assert_close(torch.cat(found, 1), expected, atol=ATOL, rtol=RTOL)
+
+
+def test_only_caches_are_written_in_place() -> None:
+    """A mixture of experts writes to tensors of its own, parts of which are read afterwards."""
+    config = OlmoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    model = OlmoeForCausalLM(config).eval()
+    made = ExecutorchExporter().export_for_generation(
+        model, SAMPLE, ExecutorchConfig(dynamic=True, stateful=True)
+    )
+    assert made["decode"].metadata.backend["delegation"]["portable"]["aten::index_put_"] == 4
+    for length in (3, 5, 19):
+        prompt = _padded((length,))
+        assert made.generate(**prompt, **OPTIONS).tolist() == model.generate(**prompt, **OPTIONS).tolist()
 
 
 # ── whose cache it is ───────────────────────────────────────────────────────────────────────────────────────────────

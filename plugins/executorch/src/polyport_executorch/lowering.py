@@ -76,7 +76,7 @@ def lower_program(
     """
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
-    from polyport_executorch.passes import RowByRow
+    from polyport_executorch.passes import RowByRow, write_in_place
 
     prepared = prepare(program, _Everything())
     leaves = prepared.leaves(metadata.input_names, metadata.output_names, _value)
@@ -104,6 +104,7 @@ def lower_program(
         lowered = edge.exported_program(METHOD)
         _refuse_fixed(varying, _varying(lowered))
         without_powers(lowered.graph_module)
+        write_in_place(lowered)
         exactly(inputs, largest)
         manager = edge.to_executorch(_backend_config(config, shared=state is not None))
     return Lowered(manager, lowered, leaves, state.leaves if state else ())
@@ -174,15 +175,15 @@ def _tidy(graph: torch.fx.Graph) -> None:
 def _backend_config(config: ExecutorchConfig, *, shared: bool) -> Any:
     from executorch.exir import ExecutorchBackendConfig
 
-    from polyport_executorch.passes import PlanOnce
+    from polyport_executorch.passes import LargestSizes, PlanOnce
 
     return ExecutorchBackendConfig(
+        sym_shape_eval_pass=LargestSizes(),
         memory_planning_pass=PlanOnce(
             alloc_graph_input=config.alloc_graph_input,
             alloc_graph_output=config.alloc_graph_output,
             alloc_mutable_buffers=config.alloc_mutable_buffers,
             share_mutable_buffers=shared,
         ),
-        run_reinplace_pass=shared,
         **file_options(),
     )

@@ -9,7 +9,13 @@ from executorch.exir.dialects._ops import ops
 from executorch.exir.operator.convert import is_inplace_variant
 from executorch.exir.pass_base import ExportPass
 from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+from executorch.exir.tensor import TensorSpec
+from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.pass_base import PassResult
+from torch.utils._pytree import tree_leaves
+
+from polyport_executorch.ranges import largest_size
 
 
 class RowByRow(ExportPass):
@@ -40,6 +46,42 @@ class RowByRow(ExportPass):
         if _turned(kwargs):
             kwargs = {**kwargs, "dim_order": sorted(kwargs["dim_order"])}
         return super().call_operator(op, args, kwargs, meta)
+
+
+class LargestSizes(ConstraintBasedSymShapeEvalPass):
+    """Memory is planned for the largest sizes, also where they take more than a look at the ranges (see `ranges.largest_size`)."""
+
+    def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+        """Replace the sizes that vary in what memory is planned for."""
+        for node in graph_module.graph.nodes:
+            for spec in tree_leaves(node.meta.get("spec", [])):
+                if isinstance(spec, TensorSpec):
+                    spec.shape = [largest_size(size) for size in spec.shape]
+                    spec.stride = [largest_size(size) for size in spec.stride]
+        result: PassResult = super().call(graph_module)
+        return result
+
+
+def write_in_place(program: torch.export.ExportedProgram) -> None:
+    """Let what becomes of a buffer be written to the buffer itself.
+
+    ExecuTorch's own pass does so with every such operator whose operand no later one reads, and does not see who reads a view of it. What
+    reads a buffer that is kept copies what it reads.
+
+    Args:
+        program: An edge program; changed.
+    """
+    graph, signature = program.graph, program.graph_signature
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    results: Any = graph.output_node().args[0]
+    for spec, node in zip(signature.output_specs, results, strict=True):
+        if spec.kind != OutputKind.BUFFER_MUTATION or node.target is not ops.edge.aten.index_put.default:
+            continue
+        buffer: Any = node.args[0]
+        if signature.inputs_to_buffers.get(buffer.name) == spec.target and all(
+            order[user] <= order[node] for user in buffer.users
+        ):
+            node.target = ops.edge.aten.index_put_.default
 
 
 class PlanOnce(MemoryPlanningPass):

@@ -6,19 +6,28 @@ ExecuTorch plans memory by the ranges of the tracer's symbols, and a traced prog
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from polyport.metadata import ExportMetadata
 from polyport_dynamo.lowering.facts import dims, symbolic
 from polyport_executorch.bounds import total
 
 Node = torch.fx.Node
+
+#: So many combinations of sizes are tried to find the largest of what is computed of them.
+_TRIALS = 100_000
 
 
 def limits(metadata: ExportMetadata, inputs: Mapping[str, Any]) -> dict[Any, int]:
@@ -115,9 +124,10 @@ def exactly(inputs: Mapping[str, Any], largest: Mapping[Any, int]) -> None:
 
 
 def settle(metadata: ExportMetadata, inputs: Mapping[str, Any], nodes: Iterable[Node]) -> None:
-    """Let placeholders have numbers for sizes that can't vary, as that of the batch where only one row is allowed.
+    """Let placeholders have the sizes of a lowering, of which ExecuTorch works out all others. To be called within `narrowed`.
 
-    ExecuTorch works out all other sizes of these, time and again, and numbers cost it less than symbols. To be called within `narrowed`.
+    Those that can't vary, as that of the batch where only one row is allowed, are numbers: these cost less than symbols. Others stand for a
+    size within the limits, and no longer for the one that was traced with: torch decides by that what it can't decide by the ranges.
 
     Args:
         metadata: A record in which all axes are bounded.
@@ -132,14 +142,51 @@ def settle(metadata: ExportMetadata, inputs: Mapping[str, Any], nodes: Iterable[
     env = _tracer(inputs)
     for node in nodes:
         value = node.meta.get("val")
-        if env is None or not isinstance(value, FakeTensor):
-            continue
-        before = [sympy.sympify(size) for size in dims(node)]
-        after = [size.xreplace(only) for size in before]
-        if after != before:
+        if env is not None and isinstance(value, FakeTensor) and any(map(is_symbolic, value.shape)):
             with value.fake_mode:
-                sizes = [env.create_symintnode(size, hint=None) for size in after]
+                sizes = [
+                    env.create_symintnode(sympy.sympify(size).xreplace(only), hint=None)
+                    for size in dims(node)
+                ]
                 node.meta["val"] = torch.empty(sizes, dtype=value.dtype)
+
+
+def largest_size(size: Any) -> Any:
+    """The largest value of a size, given the ranges of its symbols.
+
+    Torch finds none where something is divided by what might be 0 for all it knows. ExecuTorch then plans for the size that was traced with.
+
+    Args:
+        size: An int or a size of the tracer.
+
+    Returns:
+        The largest value; the size as it is, where it depends on values or would take too many trials.
+    """
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression, known = size.node.expr, size.node.shape_env.var_to_range
+    bound = bound_sympy(expression, known).upper
+    if bound.is_Integer:
+        return int(bound)
+    symbols = sorted(expression.free_symbols, key=str)
+    spans = [known.get(symbol, ValueRanges.unknown_int()) for symbol in symbols]
+    if not all(span.upper.is_Integer for span in spans):
+        return size
+    values = [range(int(span.lower), int(span.upper) + 1) for span in spans]
+    if math.prod(map(len, values)) > _TRIALS:
+        return size
+    return _most(expression, tuple(symbols), tuple(values))
+
+
+@functools.lru_cache(maxsize=1024)
+def _most(expression: Any, symbols: tuple[Any, ...], values: tuple[range, ...]) -> int:
+    """The largest value of an expression: all are tried. What it is not defined for doesn't count."""
+    found = 0
+    for combination in itertools.product(*values):
+        with contextlib.suppress(ZeroDivisionError):
+            given = dict(zip(symbols, combination, strict=True))
+            found = max(found, int(sympy_interp(PythonReferenceAnalysis, given, expression)))
+    return found
 
 
 def _tracer(inputs: Mapping[str, Any]) -> Any:
