@@ -16,7 +16,8 @@ from polyport.session import Session
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 from polyport_executorch.delegation import REPORT
 
-DYNAMIC = ExecutorchConfig(dynamic=True)
+#: With room for as many rows as any of these tests has.
+DYNAMIC = ExecutorchConfig(dynamic=True, max_sizes={"batch": 8})
 #: Images of one size, in any number.
 ROWS = ExecutorchConfig(dynamic_shapes={"pixel_values": {0: Dim("batch", min=1, max=8)}})
 SHAPES = ((1, 5), (3, 9), (2, 2), (2, 1), (1, 1))
