@@ -120,9 +120,8 @@ def test_a_fresh_process_and_its_memory(model: Any, folder: Path) -> None:
     with torch.no_grad():
         expected = model(input_ids=ids).last_hidden_state[0, 0]
     torch.testing.assert_close(torch.tensor(result["first"]), expected, atol=ATOL, rtol=RTOL)
-    # what was loaded is alive, and has more than the weights that XNNPACK packs
-    assert 0.9 * weights < result["loaded"] <= 1.5 * weights
-    # the embedding is read from the file, whose pages only some users may keep in memory
+    # half of the weights is packed by XNNPACK, and the embedding stays in the file, whose pages some users may lock in memory
+    assert 0.4 * weights < result["loaded"] <= 1.5 * weights
     assert result["called"] <= 1.5 * weights
 
 
