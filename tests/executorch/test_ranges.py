@@ -36,7 +36,7 @@ def test_limit_of_one(pipeline: Pipeline, small: Any, token_ids: Any) -> None:
         assert_like_eager(small, exported, token_ids(1, length))
 
 
-def test_only_an_axis_with_one_size_is_a_number(pipeline: Pipeline, tiny_llama: Any, token_ids: Any) -> None:
+def test_only_an_axis_with_one_size_is_a_number(pipeline: Pipeline) -> None:
     def shapes(exported: ExportedModel) -> dict[str, tuple[Any, ...]]:
         program = exported["model"].program.exported_program()
         return {

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-)
+from transformers import MambaConfig, MambaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from polyport import ExportedModel
@@ -26,6 +20,10 @@ from polyport.held import HeldTensor
 from polyport_executorch import ExecutorchConfig, ExecutorchExporter
 from polyport_executorch.kept import KEPT
 from polyport_executorch.methods import STATE
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import zoo  # noqa: E402
 
 SAMPLE = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -120,19 +118,14 @@ def test_the_file_has_no_room_for_the_caches(folder: Path, tiny_llama: Any) -> N
     assert (folder / "decode.pte").stat().st_size < caches / 2
 
 
-def test_caches_are_planned_once() -> None:
+def test_caches_are_planned_once(tiny_llama: Any) -> None:
     """The memory that a step takes beside the caches doesn't grow with their number."""
     plans = []
     for layers in (1, 3):
-        config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-        )
+        config = copy.deepcopy(tiny_llama.config)
+        config.num_hidden_layers = layers
         made = ExecutorchExporter().export_for_generation(
-            LlamaForCausalLM(config).eval(), SAMPLE, ExecutorchConfig(dynamic=True, stateful=True)
+            type(tiny_llama)(config).eval(), SAMPLE, ExecutorchConfig(dynamic=True, stateful=True)
         )
         (plan, _) = made["decode"].program.executorch_program.execution_plan
         plans.append(plan.non_const_buffer_sizes)
@@ -181,18 +174,7 @@ def test_several_tokens_at_once_on_a_cache(stateful: ExportedModel, tiny_llama: 
 
 def test_only_caches_are_written_in_place() -> None:
     """A mixture of experts writes to tensors of its own, parts of which are read afterwards."""
-    config = OlmoeConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(0)
-    model = OlmoeForCausalLM(config).eval()
+    model, _, _ = zoo.build("olmoe")
     made = ExecutorchExporter().export_for_generation(
         model, SAMPLE, ExecutorchConfig(dynamic=True, stateful=True)
     )

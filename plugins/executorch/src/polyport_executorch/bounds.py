@@ -79,8 +79,7 @@ def bounded(
     axes = {
         name: AxisRange(
             min=span.min,
-            max=wanted.get(name)
-            or (span.max if span.max in chosen else _largest(name, metadata, sizes.get(name, 1))),
+            max=wanted.get(name) or _largest(name, metadata, sizes.get(name, 1), chosen),
         )
         for name, span in metadata.axes.items()
     }
@@ -97,9 +96,11 @@ def chosen_limits(dynamic_shapes: Any) -> frozenset[int]:
     return frozenset(dim.max for dim in dims if isinstance(dim.max, int))
 
 
-def _largest(name: str, metadata: ExportMetadata, size: int) -> int:
+def _largest(name: str, metadata: ExportMetadata, size: int, chosen: Collection[int]) -> int:
     """The largest size by default: never below the sample's, which the model takes."""
     span = metadata.axes[name]
+    if span.max is not None and span.max in chosen:
+        return span.max
     if name == "batch" and not {"past", "kept"}.isdisjoint(metadata.axes):
         return max(
             span.min, size
